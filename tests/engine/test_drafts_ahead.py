@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from support.noted_steps import note_launches
+from support.noted_steps import NotingTokens, note_launches
 from support.replayed_steps import replaying
 from support.tiny_models import PROMPTS, VOCABULARY, tiny
 from treegen.engine import (
@@ -47,39 +47,25 @@ class Later:
         self.draft, self.decide = own.draft, own.decide
 
 
-class Noting(Speculate):
-    """Notes what happens in which order. `change` changes what is selected, proposed or decided, by its name.
+class NotingDrafts(NotingTokens, Speculate):
+    """Notes what happens in which order. `change` changes what is selected, proposed or decided, by its name."""
 
-    trouble: the commit that is interrupted.
-    """
-
-    noted: list[str]
-    trouble: int
     change: dict[str, Any]
 
-    def __init__(self, *given: Any, trouble: int = 0, **options: Any) -> None:
+    def __init__(self, *given: Any, **options: Any) -> None:
         super().__init__(*given, **options)
-        for name, value in (("noted", []), ("trouble", trouble), ("change", {})):
-            object.__setattr__(self, name, value)
-
-    def decide(self, frontier: Frontier) -> Growth:
-        self.noted.append("decide")
-        return super().decide(frontier)
+        object.__setattr__(self, "change", {})
 
     def selects(self, branches: Sequence[Branch]) -> bool:
         return super().selects(branches) and self.change.get("selects", lambda branches: True)(branches)
 
     def select(self, frontier: Frontier) -> torch.Tensor:
-        self.noted.append("select")
         return self.change.get("select", lambda it: it)(super().select(frontier))
 
     def drafts_after(self, *given: Any) -> torch.Tensor:
         return self.change.get("drafts_after", lambda it: it)(super().drafts_after(*given))
 
     def commit(self, branches: Sequence[Branch], tokens: Sequence[int]) -> Growth:
-        self.noted.append("commit")
-        if self.noted.count("commit") == self.trouble:
-            raise KeyboardInterrupt
         return self.change.get("commit", lambda it, _: it)(super().commit(branches, tokens), branches)
 
 
@@ -112,10 +98,10 @@ def test_tokens_and_steps_are_those_of_deciding_after_each_step(
 ) -> None:
     """With prompts that wait for room, samples that end, and a second run by what the prefix cache has."""
     found = []
-    for kind in (Later, Noting):
+    for kind in (Later, NotingDrafts):
         controller = kind(NGrams(occurrences=occurrences), max_draft, n, max_new_tokens=40, **options)
         made = engine(controller, name, page_size, tokens=3000)
-        if page_size == 4 and kind is Noting:
+        if page_size == 4 and kind is NotingDrafts:
             replaying(made)
         found.append(([tokens_of(made, LOOPS) for _ in range(2)], made.accounting.steps))
     assert controller.noted.count("select") > 20
@@ -125,7 +111,7 @@ def test_tokens_and_steps_are_those_of_deciding_after_each_step(
 
 
 def test_a_step_is_launched_before_the_tokens_of_the_one_before_are_read() -> None:
-    controller = Noting(NGrams(), 2, max_new_tokens=9)
+    controller = NotingDrafts(NGrams(), 2, max_new_tokens=9)
     made = engine(controller)
     note_launches(made, controller.noted)
     tokens_of(made, [PROMPTS[0]])
@@ -196,7 +182,7 @@ def test_models_with_windows(name: str, widths: tuple[int, ...]) -> None:
     options = {"sampling": Sampling(0.6, top_k=4, seed=5), "max_new_tokens": 20}
     expected = tokens_of(engine(Sample(2, **options), name, tokens=3000), LOOPS)
     drafter = DraftModel(HFModel(tiny(name)), widths, num_pages=900, page_size=4)
-    controller = Noting(drafter, drafter.drafts, 2, **options)
+    controller = NotingDrafts(drafter, drafter.drafts, 2, **options)
     made = engine(controller, name, tokens=3000)
     assert tokens_of(made, LOOPS) == expected
     assert controller.noted.count("select") > 5
@@ -206,7 +192,7 @@ def test_models_with_windows(name: str, widths: tuple[int, ...]) -> None:
 def test_an_engine_that_is_stopped_while_a_step_is_under_way(trouble: int) -> None:
     """What was assumed of drafts that were never read is not found by later prompts."""
     expected = tokens_of(engine(Later(NGrams(), 3, max_new_tokens=40)), LOOPS)
-    made = engine(Noting(NGrams(), 3, max_new_tokens=40, trouble=trouble))
+    made = engine(NotingDrafts(NGrams(), 3, max_new_tokens=40, trouble=trouble))
     with pytest.raises(KeyboardInterrupt):
         made.run(LOOPS)
     made.sequences.check()
@@ -217,7 +203,7 @@ def test_an_engine_that_is_stopped_while_a_step_is_under_way(trouble: int) -> No
 
 def test_a_controller_that_decides_now_and_then_knows_all_drafts() -> None:
     expected = tokens_of(engine(Later(NGrams(), 3, max_new_tokens=60)), LOOPS)
-    controller = Noting(NGrams(), 3, max_new_tokens=60)
+    controller = NotingDrafts(NGrams(), 3, max_new_tokens=60)
     controller.change["selects"] = lambda branches: len(controller.noted) % 7 != 3
     assert tokens_of(engine(controller), LOOPS) == expected
     assert controller.noted.count("decide") > 5
@@ -226,13 +212,13 @@ def test_a_controller_that_decides_now_and_then_knows_all_drafts() -> None:
 def test_few_pages() -> None:
     """Branches wait for pages, are preempted, and go on without drafts."""
     for tokens in (84, 160):
-        made = engine(Noting(NGrams(), 3, n=2, max_new_tokens=40, **DRAWN), tokens=tokens)
+        made = engine(NotingDrafts(NGrams(), 3, n=2, max_new_tokens=40, **DRAWN), tokens=tokens)
         expected = tokens_of(engine(Later(NGrams(), 3, n=2, max_new_tokens=40, **DRAWN)), LOOPS)
         assert tokens_of(made, LOOPS) == expected
 
 
 def test_kernels_that_read_lengths_on_the_host_wait_for_decisions() -> None:
-    controller = Noting(NGrams(), 3, max_new_tokens=12)
+    controller = NotingDrafts(NGrams(), 3, max_new_tokens=12)
 
     def reading(step: Any, kind: Any, sinks: Any) -> Any:
         kernel = tree_kernels()(step, kind, sinks)
@@ -272,7 +258,7 @@ def test_a_controller_that_drafts_on_the_host_alone_never_runs_ahead() -> None:
     ("commit", lambda it, branches: it._replace(grown={0: [Next(1, (0, 0))]}), r"commit\(\) = 0: has not the token"),
 ])  # fmt: skip
 def test_selections_that_cannot_be_are_refused(name: str, change: Any, text: str) -> None:
-    controller = Noting(NGrams(), 3, max_new_tokens=30)
+    controller = NotingDrafts(NGrams(), 3, max_new_tokens=30)
     controller.change[name] = change
     made = engine(controller)
     with pytest.raises(BranchError, match=text):

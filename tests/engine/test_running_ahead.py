@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from support.noted_steps import note_launches
+from support.noted_steps import Noting, NotingTokens, note_launches
 from support.replayed_steps import replaying
 from support.tiny_models import PROMPTS, generated, tiny
 from treegen.engine import Beam, Branch, Engine, Growth, Next, Sample, Sampling, Selection, tree_kernels
@@ -29,26 +29,8 @@ class Later:
         return self._sample.decide(frontier)
 
 
-class Noting(Later):
-    """Selects tokens on the device, and notes what happens in which order. trouble: the commit that is interrupted."""
-
-    def __init__(self, trouble: int = 0, **options: Any) -> None:
-        super().__init__(**options)
-        self.noted: list[str] = []
-        self.trouble = trouble
-
-    def selects(self, branches: Sequence[Branch]) -> bool:
-        return self._sample.selects(branches)
-
-    def select(self, frontier: Frontier) -> torch.Tensor:
-        self.noted.append("select")
-        return self._sample.select(frontier)
-
-    def commit(self, branches: Sequence[Branch], tokens: Sequence[int]) -> Growth:
-        self.noted.append("commit")
-        if self.noted.count("commit") == self.trouble:
-            raise KeyboardInterrupt
-        return self._sample.commit(branches, tokens)
+class NotingSamples(NotingTokens, Sample):
+    """Notes what happens in which order."""
 
 
 def engine(model: Any, controller: Any, pages: int = 80, branches: int = 9) -> Engine:
@@ -56,7 +38,7 @@ def engine(model: Any, controller: Any, pages: int = 80, branches: int = 9) -> E
 
 
 def test_a_step_is_launched_before_the_tokens_of_the_one_before_are_read() -> None:
-    model, controller = tiny(), Noting(max_new_tokens=8)
+    model, controller = tiny(), NotingSamples(max_new_tokens=8)
     noted = controller.noted
     made = engine(model, controller)
     note_launches(made, noted)
@@ -64,7 +46,7 @@ def test_a_step_is_launched_before_the_tokens_of_the_one_before_are_read() -> No
         generated(tiny(), PROMPTS[0], max_new_tokens=8)
     ]
     # The first token is read before anything follows; the last one ends the branch for certain.
-    assert noted == ["launch", *["select", "launch", "commit"] * 6, "select", "commit"]
+    assert noted == ["decide", "launch", *["select", "launch", "commit"] * 6, "select", "commit"]
 
 
 @pytest.mark.parametrize("branches", [1, 3, 9])
@@ -89,7 +71,7 @@ def test_samples_that_end_by_their_tokens_while_a_step_is_under_way(branches: in
 
 def test_an_engine_that_is_stopped_while_a_step_is_under_way() -> None:
     """Pages of tokens that were never read are not found by later prompts."""
-    controller = Noting(trouble=5, max_new_tokens=12)
+    controller = NotingSamples(trouble=5, max_new_tokens=12)
     model = tiny()
     expected = generated(model, PROMPTS[2], max_new_tokens=12)[0]
     made = engine(model, controller)
@@ -127,28 +109,12 @@ class LaterBeams:
         return self._beam.decide(frontier)
 
 
-class NotingBeams(Beam):
-    """Notes what happens in which order. trouble: the commit that is interrupted."""
-
-    trouble = 0
-
-    def __init__(self, *given: Any, **options: Any) -> None:
-        super().__init__(*given, **options)
-        self.noted: list[str] = []
-
-    def decide(self, frontier: Frontier) -> Growth:
-        self.noted.append("decide")
-        return super().decide(frontier)
+class NotingBeams(Noting, Beam):
+    """Notes what happens in which order."""
 
     def select_forks(self, frontier: Frontier) -> Selection:
         self.noted.append("select")
         return super().select_forks(frontier)
-
-    def commit(self, branches: Sequence[Branch], tokens: Sequence[int]) -> Growth:
-        self.noted.append("commit")
-        if self.noted.count("commit") == self.trouble:
-            raise KeyboardInterrupt
-        return super().commit(branches, tokens)
 
 
 def beams_of(made: Engine, prompts: list[list[int]]) -> list[list[tuple[list[int], Any]]]:

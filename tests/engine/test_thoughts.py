@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from support.noted_steps import note_launches
+from support.noted_steps import NotingTokens, note_launches
 from support.tiny_models import PROMPTS, tiny
 from treegen.engine import Branch, Continuation, Engine, Frontier, Growth, Next, Sample, Sampling, Search
 from treegen.engine.control import Controller
@@ -220,34 +220,14 @@ def test_a_search_goes_on_after_an_error() -> None:
     assert served(made, PROMPTS) == served(engine(FORMS[4].controller(Scorer())), PROMPTS)
 
 
-class Noting(Search):
-    """Notes what happens in which order. trouble: the commit that is interrupted."""
-
-    trouble = 0
-
-    def __init__(self, *given: Any, **options: Any) -> None:
-        super().__init__(*given, **options)
-        self.noted: list[str] = []
-
-    def decide(self, frontier: Frontier) -> Growth:
-        self.noted.append("decide")
-        return super().decide(frontier)
-
-    def select(self, frontier: Frontier) -> torch.Tensor:
-        self.noted.append("select")
-        return super().select(frontier)
-
-    def commit(self, branches: Sequence[Branch], tokens: Sequence[int]) -> Growth:
-        self.noted.append("commit")
-        if self.noted.count("commit") == self.trouble:
-            raise KeyboardInterrupt
-        return super().commit(branches, tokens)
+class NotingSearch(NotingTokens, Search):
+    """Notes what happens in which order."""
 
 
 def test_within_a_level_steps_are_launched_before_tokens_are_read() -> None:
     """Decisions are for levels, and after first tokens that end thoughts, also where others end one by one and rest."""
     form = Form(2, 3, 12, 3, tuple(range(0, 97, 9)))
-    controller = Noting(Scorer(), sampling=SAMPLING, **form._asdict())
+    controller = NotingSearch(Scorer(), sampling=SAMPLING, **form._asdict())
     made = engine(controller)
     note_launches(made, controller.noted)
     (found,) = served(made, PROMPTS[:1])
@@ -262,7 +242,7 @@ def test_within_a_level_steps_are_launched_before_tokens_are_read() -> None:
 def test_a_search_that_is_stopped_while_a_step_is_under_way() -> None:
     form = FORMS[4]
     expected = served(engine(form.controller(Scorer())), PROMPTS)
-    made = engine(Noting(Scorer(), sampling=SAMPLING, **form._asdict()))
+    made = engine(NotingSearch(Scorer(), sampling=SAMPLING, **form._asdict()))
     for trouble in (1, 3, 6):
         made.controller.trouble, made.controller.noted = trouble, []
         with pytest.raises(KeyboardInterrupt):
