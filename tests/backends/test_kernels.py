@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import treegen
-from support.attention_inputs import EVERY, shuffled_pages, tensors
+from support.attention_inputs import EVERY, tensors
+from support.kv_caches import in_pages
 from treegen import Shape, Tree
 from treegen.backends import alignment, oracle
 from treegen.backends.devices import captures
@@ -49,7 +50,7 @@ def test_matches_the_oracle(
     if case // 2 % 2:
         monkeypatch.setattr(single_loop, "MOST_TILES", 0)
     tree = Tree.from_parents([-1, 0, 0, 1, -1], [70, 17, 0, 5, 3])
-    tree, pages = shuffled_pages(tree, page_size, seed=case)
+    tree, pages = in_pages(tree, page_size, seed=case)
     q, k, v = tensors(tree, pages, page_size, (group * 2, 2), head_dim, DTYPES[dtype], pad_pages=case % 2 == 0)
     strategies = MASKED if masked else UNMASKED
     kernel = treegen.compile(tree, strategy=strategies[case % len(strategies)], backend="triton")

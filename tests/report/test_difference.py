@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from support.call_counts import calls
 from support.forests import examples, forests, plan_by_row_classes
+from support.planted_faults import Wrong
 from support.toy import TOY, rounded
 from treegen import Shape, Tree, cli, strategies
 from treegen.cost.account import Account
@@ -24,8 +25,7 @@ from treegen.report.explain import explain
 from treegen.report.plan_diff import Comparison, compare
 from treegen.report.plan_diff_text import reading_lines
 from treegen.report.strategy_diff import amount_text, difference
-from treegen.strategies import Strategy, strategy_names
-from treegen.target.problem import Problem
+from treegen.strategies import strategy_names
 from treegen.workloads.generate import few_shot, reasoning, speculative
 
 LEVELS = Tree.from_levels([1, 4, 16, 512], [1024, 256, 128, 32])
@@ -346,16 +346,6 @@ def test_assumed_shape_is_said() -> None:
     paged = difference(few_shot(), "query", "deft-node", Shape(32, 8, 128, page_size=16)).text()
     assert "assumed" not in paged
     assert "page_size 16" in paged
-
-
-class Wrong(Strategy):
-    """Sees no last tokens."""
-
-    name = "wrong"
-
-    def plan(self, problem: Problem, on_pass: object = None) -> Plan:
-        plan = strategies.deft_node().plan(problem)
-        return dataclasses.replace(plan, stop=plan.stop - 1)
 
 
 def test_bad_arguments() -> None:

@@ -6,14 +6,14 @@ import json
 import pytest
 
 import treegen
+from support.planted_faults import Wrong
 from support.toy import TOY, rounded
 from treegen import Shape, Tree, strategies
 from treegen.cost.figures import byte_text, count_text
 from treegen.ir.errors import BackendError, PlanError, StrategyError
-from treegen.ir.plan import Plan
 from treegen.ir.verify import verify
 from treegen.report.explain import explain
-from treegen.strategies import Strategy, strategy_names
+from treegen.strategies import strategy_names
 from treegen.target.problem import Problem
 from treegen.workloads.generate import few_shot, reasoning, speculative
 
@@ -109,13 +109,6 @@ def test_auto_stands_for_its_pick() -> None:
 
 
 def test_every_plan_is_verified() -> None:
-    class Wrong(Strategy):
-        name = "wrong"
-
-        def plan(self, problem: Problem, on_pass: object = None) -> Plan:
-            plan = strategies.deft_node().plan(problem)
-            return dataclasses.replace(plan, stop=plan.stop - 1)
-
     with pytest.raises(PlanError):
         explain(Tree.parse("10(5*2)"), [Wrong()])
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from support.forests import examples, forests, obeys_law
 from support.h200 import H200
+from support.planted_faults import with_slot
 from treegen import KVRuns, Shape, Tree, strategies
 from treegen.backends import oracle
 from treegen.backends.torch_program import TorchProgram
@@ -533,15 +534,9 @@ FAULTS: dict[str, Callable[[Schedule], dict[str, object]]] = {
         "merge_round_indptr": np.array([0, len(s.merge_rows)]),
     },
     "written too late": lambda s: {"round_indptr": np.array([0, 0, len(s.configs)])},
-    "final output of a partial item": lambda s: {"items": _with_slot(s, 0, -1)},
-    "partial output of a merging item": lambda s: {"items": _with_slot(s, len(s.items) - 1, s.num_partials)},
+    "final output of a partial item": lambda s: {"items": with_slot(s, 0, -1)},
+    "partial output of a merging item": lambda s: {"items": with_slot(s, len(s.items) - 1, s.num_partials)},
 }
-
-
-def _with_slot(schedule: Schedule, item: int, slot: int) -> np.ndarray:
-    items = schedule.items.copy()
-    items[item, 6] = slot
-    return items
 
 
 @pytest.mark.parametrize("fault", FAULTS)

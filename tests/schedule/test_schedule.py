@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from support.forests import examples, forests, plan_by_row_classes
 from support.h200 import H200
+from support.planted_faults import with_slot
 from treegen import KVRuns, Shape, Tree, strategies
 from treegen.ir.arena import ALIGNMENT, SECTIONS, SURPLUS_MERGE, Arena, ArenaSizes
 from treegen.ir.errors import FormatError, PlanError, ShapeError
@@ -255,12 +256,6 @@ def test_broken_schedules_are_rejected(change: Callable[[Schedule], dict[str, ob
         verify_schedule(dataclasses.replace(schedule, **change(schedule)), 3)
     assert str(caught.value).startswith(f"{argument} = ")
     assert "\n" not in str(caught.value)
-
-
-def with_slot(schedule: Schedule, item: int, slot: int) -> np.ndarray:
-    items = schedule.items.copy()
-    items[item, 6] = slot
-    return items
 
 
 def test_a_schedule_for_more_rows_is_rejected() -> None:

@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import treegen
-from support.attention_inputs import EVERY, shuffled_pages, tensors
+from support.attention_inputs import EVERY, tensors
 from support.forests import examples, forests
+from support.kv_caches import in_pages
 from support.score_functions import BIAS, GRID, gridded
 from treegen import Shape, Tree
 from treegen.ir.errors import InputError
@@ -99,7 +100,7 @@ def verified(tree: Tree, pages: int, page_size: int, **options: Any) -> treegen.
 def test_torch_backend_with_every_strategy(name: str, strategy: str | Strategy) -> None:
     rows = [(0, 20), (1, 0), (1, 40), (2, 33), (2, 7), (3, 0), (4, 1), (5, 2), (6, 50), (6, 50)]
     tree = Tree.from_parents([-1, 0, 0, 2, 1, 1, -1], [20, 40, 33, 0, 1, 7, 50], rows=rows)
-    tree, pages = shuffled_pages(tree, 4, seed=1)
+    tree, pages = in_pages(tree, 4, seed=1)
     verified(tree, pages, 4, strategy=strategy, backend="torch", **OPTIONS[name])
 
 
@@ -112,7 +113,7 @@ TRITON += [pytest.param(name, SOME[-index % 10], marks=pytest.mark.full) for ind
 def test_triton_backend(name: str, strategy: Strategy) -> None:
     rows = [(0, 20), (1, 0), (1, 40), (2, 33), (2, 7), (3, 70)]
     tree = Tree.from_parents([-1, 0, 0, -1], [20, 40, 33, 70], rows=rows)
-    tree, pages = shuffled_pages(tree, 16, seed=2)
+    tree, pages = in_pages(tree, 16, seed=2)
     verified(tree, pages, 16, strategy=strategy, backend="triton", **OPTIONS[name])
 
 
@@ -305,7 +306,7 @@ def test_masks_that_are_true_below_a_position(mask: Callable[..., Any]) -> None:
     assert scoring is not None
     assert scoring.code is not None
     assert scoring.code.seen_below
-    tree, pages = shuffled_pages(Tree.from_levels([1, 2, 8], [128, 64, 21]), 16, 1)
+    tree, pages = in_pages(Tree.from_levels([1, 2, 8], [128, 64, 21]), 16, 1)
     for strategy in ("query", "deft-node", "cohort"):
         verified(tree, pages, 16, strategy=strategy, backend="triton", mask_mod=mask)
 

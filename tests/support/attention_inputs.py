@@ -1,9 +1,8 @@
 """Tensors of calls, and the options that kernels are tried with."""
 
-import numpy as np
 import torch
 
-from treegen import KVRuns, Tree
+from treegen import Tree
 from treegen.strategies import (
     cascade,
     deft_flatten,
@@ -19,15 +18,6 @@ EVERY = (
     query(), medusa(), specinfer(), cascade(), deft_node(), deft_node_chunk(32), deft_flatten(32),
     deft_flatten(32, "bits"), fasttree(),
 )  # fmt: skip
-
-
-def shuffled_pages(tree: Tree, page_size: int, seed: int) -> tuple[Tree, int]:
-    """The tree with its tokens in randomly placed pages, and the number of pages."""
-    counts = -(-tree.tokens // page_size)
-    pages = np.random.default_rng(seed).permutation(int(counts.sum()) + 2)
-    ends = np.cumsum(counts)
-    placed = [pages[end - count : end] for end, count in zip(ends, counts, strict=True)]
-    return tree.with_kv(KVRuns.from_pages(tree.tokens, placed, page_size)), len(pages)
 
 
 def tensors(
