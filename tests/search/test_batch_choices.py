@@ -32,7 +32,7 @@ from treegen.ir.errors import StrategyError
 from treegen.ir.verify import verify
 from treegen.runtime.batch_room import tile_of
 from treegen.search.batch_choices import BatchChoices, accepts_for_batches, batch_key, place_of, policy_at, scaled
-from treegen.search.weigh import weighed, weights_of
+from treegen.search.weigh import least, weights_of
 from treegen.strategies import cohort, query
 from treegen.strategies.cohort import Cohort
 from treegen.target.problem import Problem
@@ -145,21 +145,21 @@ def test_impossible_shares_are_refused(options: dict[str, Any], words: str) -> N
 def test_what_a_batch_cannot_have_is_weighed(policy: dict[str, object]) -> None:
     problem = Problem(Tree.from_parents([-1] * 64, [1000] * 64), SHAPE, H200)
     kept(problem, **policy)
-    assert BatchChoices(TILE, 10_000).choose(problem) == weighed(problem, most_items=10_000, tile=TILE)
+    assert BatchChoices(TILE, 10_000).choose(problem) == least(problem, weights_of(problem, TILE), 10_000)
 
 
 def test_plans_with_too_many_items_are_not_taken() -> None:
     problem = prefix(60, 4096, 500)
     kept(problem, head_rows=64, blocks_per_sm="2")
     assert "measured" in BatchChoices(TILE, 10_000).choose(problem).reason
-    assert BatchChoices(TILE, 30).choose(problem) == weighed(problem, most_items=30, tile=TILE)
+    assert BatchChoices(TILE, 30).choose(problem) == least(problem, weights_of(problem, TILE), 30)
 
 
 def test_a_policy_that_does_not_suit_a_batch_of_the_bucket_is_not_taken() -> None:
     """Here it leaves most of the GPU idle."""
     problem = prefix(60, 4096, 500)
     kept(problem, head_rows=64)
-    assert BatchChoices(TILE, 10_000).choose(problem) == weighed(problem, most_items=10_000, tile=TILE)
+    assert BatchChoices(TILE, 10_000).choose(problem) == least(problem, weights_of(problem, TILE), 10_000)
 
 
 def test_plans_that_merge_nothing_pay_for_the_launch_of_merges() -> None:

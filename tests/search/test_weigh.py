@@ -22,7 +22,7 @@ from treegen.runtime.batch_room import tile_of
 from treegen.schedule.lower import lower
 from treegen.search.auto import time_of
 from treegen.search.walk_layout import walk_fields
-from treegen.search.weigh import MOST_POLICIES, Weights, weighed, weights_of
+from treegen.search.weigh import MOST_POLICIES, Weights, least, weighed, weights_of
 from treegen.strategies.context_cuts import SPLIT_STEP
 from treegen.target.problem import Problem
 from treegen.target.tile_config import lanes_of
@@ -125,13 +125,13 @@ def test_no_more_items_than_asked_for(problem: Problem) -> None:
     found = weights(problem)
     items = {place: found.items(place) for place in places(found)}
     for most in sorted(set(items.values())):
-        chosen = weighed(problem, most_items=most).strategy
+        chosen = least(problem, found, most).strategy
         assert len(lower(chosen.plan(problem), problem).items) <= most
-        least = min(found.times_us[place] for place in items if items[place] <= most)
+        least_us = min(found.times_us[place] for place in items if items[place] <= most)
         best = found.best(most)
         assert items[best] <= most
-        assert found.times_us[best] == least
-    fewest = weighed(problem, most_items=0).strategy
+        assert found.times_us[best] == least_us
+    fewest = least(problem, found, 0).strategy
     assert len(lower(fewest.plan(problem), problem).items) == min(items.values())
 
 
@@ -187,9 +187,11 @@ def test_nothing_to_do() -> None:
     empty = Tree.from_parents([-1, 0, 0], [0, 0, 0])
     blind = Tree.from_parents([-1], [10], rows=[(0, 0), (0, 0)])
     for tree in (empty, blind):
-        chosen = weighed(Problem(tree, SHAPES[0], H200), most_items=1)
+        problem = Problem(tree, SHAPES[0], H200)
+        chosen = weighed(problem)
+        assert chosen == least(problem, None, 1)
         assert chosen.reason == "nothing to do"
-        assert len(chosen.strategy.plan(Problem(tree, SHAPES[0], H200))) == 0
+        assert len(chosen.strategy.plan(problem)) == 0
 
 
 def test_shapes_that_do_not_fit_are_named() -> None:

@@ -55,13 +55,11 @@ MOST_POLICIES = (2 + len(BLOCKS_PER_SM)) * (len(WHOLE) + MOST_CUTS)
 """The most policies that are weighed."""
 
 
-def weighed(problem: Problem, *, most_items: int | None = None, tile: KernelConfig | None = None) -> Choice:
+def weighed(problem: Problem) -> Choice:
     """Chooses the policy with the least estimated time from a fixed list.
 
     Args:
         problem: A tree, the attention shape of its rows, and the target.
-        most_items: Leaves out policies whose plans have more work items. If all have more, takes one with the fewest.
-        tile: The kernel config of all plans, where launches have but one; policies then name no tile.
 
     Returns:
         A `query` or `cohort` strategy, which can plan any tree, and a reason with its estimated time.
@@ -69,11 +67,14 @@ def weighed(problem: Problem, *, most_items: int | None = None, tile: KernelConf
     Raises:
         ShapeError: No kernel config fits the shape.
     """
-    return least(problem, weights_of(problem, tile), most_items)
+    return least(problem, weights_of(problem))
 
 
 def least(problem: Problem, weights: Weights | None, most_items: int | None = None) -> Choice:
-    """Returns the choice of `weighed` from a problem's weights."""
+    """Returns the choice of `weighed` from a problem's weights.
+
+    most_items: leaves out policies whose plans have more work items. If all have more, takes one with the fewest.
+    """
     if weights is None:
         return Choice(as_named(Cohort(1), problem.tree), NOTHING)
     place = weights.best_planned(problem) if most_items is None else weights.best(most_items)
@@ -255,7 +256,10 @@ class Walks(NamedTuple):
 
 
 def weights_of(problem: Problem, tile: KernelConfig | None = None) -> Weights | None:
-    """Weighs every policy of the list; None where no row sees anything. Arguments and errors as of `weighed`."""
+    """Weighs every policy of the list; None where no row sees anything. Errors as of `weighed`.
+
+    tile: the kernel config of all plans, where launches have but one; policies then name no tile.
+    """
     return weights_from(walks_of(problem, tile), problem, tile)
 
 
