@@ -40,8 +40,8 @@ def every_pass(strategy: Strategy, problem: Problem) -> list[tuple[str, Lowering
     """What each pass gives, of an exact kernel."""
     plan = strategy.plan(problem)
     seen = [("lower", Lowering(plan, lower(plan, problem)))]
-    passes = (*pipeline.COUNTED, *pipeline.LAUNCHED)
-    pipeline.run(passes, seen[0][1], problem, lambda name, made: seen.append((name, made)))
+    for step in (*pipeline.COUNTED, *pipeline.LAUNCHED):
+        seen.append((step.name, step.apply(seen[-1][1], problem)))
     return seen
 
 

@@ -9,7 +9,7 @@ Passes change nothing but the order of sums. Accounts and estimates read the sch
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from treegen.ir.plan import Plan
 from treegen.ir.positions import Positions
@@ -37,9 +37,6 @@ class SchedulePass(NamedTuple):
     apply: Callable[[Lowering, Problem], Lowering]
 
 
-OnSchedulePass: TypeAlias = Callable[[str, Lowering], None]
-
-
 def _empty_rows(lowering: Lowering, problem: Problem) -> Lowering:
     return Lowering(*with_empty_row_items(lowering.plan, lowering.schedule, problem.shape))
 
@@ -57,36 +54,24 @@ LAUNCHED = (FUSE_MERGE, SINGLE_LOOP)
 """The passes after that. A fixed capacity has none, because its launches never change."""
 
 
-def run(
-    passes: Iterable[SchedulePass], lowering: Lowering, problem: Problem, on_pass: OnSchedulePass | None = None
-) -> Lowering:
-    """Applies passes one after another, and calls `on_pass(name, lowering)` after each."""
+def run(passes: Iterable[SchedulePass], lowering: Lowering, problem: Problem) -> Lowering:
+    """Applies passes one after another."""
     for step in passes:
         lowering = step.apply(lowering, problem)
-        if on_pass:
-            on_pass(step.name, lowering)
     return lowering
 
 
-def lowered(
-    plan: Plan,
-    problem: Problem,
-    frame: Frame | None = None,
-    positions: Positions | None = None,
-    on_pass: OnSchedulePass | None = None,
-) -> Lowering:
+def lowered(plan: Plan, problem: Problem, frame: Frame | None = None, positions: Positions | None = None) -> Lowering:
     """Lowers a plan, up to the schedule that accounts count. Arguments and errors are those of `lower`."""
     made = Lowering(plan, lower(plan, problem, frame, positions))
-    return run(COUNTED if frame is None else COUNTED_FIXED, made, problem, on_pass)
+    return run(COUNTED if frame is None else COUNTED_FIXED, made, problem)
 
 
-def device_schedule(lowering: Lowering, problem: Problem, on_pass: OnSchedulePass | None = None) -> Schedule:
+def device_schedule(lowering: Lowering, problem: Problem) -> Schedule:
     """Makes the schedule that a kernel without a fixed capacity launches, of a lowered plan."""
-    return run(LAUNCHED, lowering, problem, on_pass).schedule
+    return run(LAUNCHED, lowering, problem).schedule
 
 
-def planned_device_schedule(
-    plan: Plan, problem: Problem, positions: Positions | None = None, on_pass: OnSchedulePass | None = None
-) -> Schedule:
+def planned_device_schedule(plan: Plan, problem: Problem) -> Schedule:
     """Makes the schedule that a kernel without a fixed capacity launches, of a plan."""
-    return device_schedule(lowered(plan, problem, positions=positions, on_pass=on_pass), problem, on_pass)
+    return device_schedule(lowered(plan, problem), problem)
