@@ -48,25 +48,19 @@ def from_requests(
     seq_lens: IntsLike,
     shared_with: IntsLike | None = None,
     shared_tokens: IntsLike | None = None,
-    seats: IntsLike | None = None,
-    epochs: IntsLike | None = None,
     page_size: int = 1,
 ) -> Made:
-    """See Tree.from_requests. seats: `[requests]`; by default their numbers. epochs: `[requests]`; by default 0."""
+    """See Tree.from_requests. Requests have their numbers as seats."""
     positive_int("page_size", page_size, TreeError)
     length = int32_array("seq_lens", seq_lens, low=0)
-    requests = len(length)
-    seat = int32_ramp(requests) if seats is None else _one_each("seats", seats, requests)
-    epoch = frozen(np.zeros(requests)) if epochs is None else _one_each("epochs", epochs, requests)
-    if seats is not None and len(seat) and (twice := np.bincount(seat) > 1).any():
-        raise TreeError("seats", seat.tolist(), f"names seat {int(twice.argmax())} twice", "give distinct seats")
+    seat, none = int32_ramp(len(length)), frozen(np.zeros(len(length)))
     if (shared_with is None) != (shared_tokens is None):
         missing = "shared_with" if shared_with is None else "shared_tokens"
         raise TreeError(missing, None, "is missing", "give shared_with and shared_tokens, or neither")
     if shared_with is None or shared_tokens is None:
-        return of_requests(length, frozen(np.full(requests, -1)), frozen(np.zeros(requests)), seat, epoch, page_size)
+        return of_requests(length, frozen(none - 1), none, seat, none, page_size)
     above, whole = claimed_sharing(length, shared_with, shared_tokens, page_size)
-    return of_requests(length, above, whole, seat, epoch, page_size)
+    return of_requests(length, above, whole, seat, none, page_size)
 
 
 def claimed_sharing(

@@ -213,7 +213,7 @@ class Tree(Drawn):
         Raises:
             TreeError: Requests share in a cycle, or more tokens than one of them has, or the arrays do not match.
         """
-        parts, topology, requests = by_request.from_requests(seq_lens, shared_with, shared_tokens, page_size=page_size)
+        parts, topology, requests = by_request.from_requests(seq_lens, shared_with, shared_tokens, page_size)
         return cls(*parts, topology, requests)
 
     @classmethod

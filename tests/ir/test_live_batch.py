@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 
 from support.forests import examples
 from treegen import LiveBatch, Shape, Tree
+from treegen.ir.arrays import frozen
 from treegen.ir.errors import TreeError
 from treegen.ir.tree.less_sharing import shallow, without_small_shares
 from treegen.ir.tree.request_kv import RequestKV
-from treegen.ir.tree.requests import from_requests
+from treegen.ir.tree.requests import claimed_sharing, of_requests
 from treegen.ir.tree.topology import derive
 from treegen.ir.verify import verify
 from treegen.strategies import cohort
@@ -438,7 +439,9 @@ def test_no_requests() -> None:
 
 
 def test_seats_and_epochs_of_an_engine() -> None:
-    parts, _, where = from_requests([8, 9, 7], [1, -1, 1], [4, 0, 4], seats=[5, 9, 0], epochs=[3, 1, 2], page_size=4)
+    length, seats, epochs = (frozen(np.array(numbers)) for numbers in ([8, 9, 7], [5, 9, 0], [3, 1, 2]))
+    sharing = claimed_sharing(length, [1, -1, 1], [4, 0, 4], 4)
+    parts, _, where = of_requests(length, *sharing, seats, epochs, 4)
     assert len(parts.parent) == 4
     assert where.seat.tolist() == [5, 9, 0]
     assert where.epoch.tolist() == [3, 1, 2]
@@ -512,11 +515,7 @@ def test_errors_of_lists(arguments: tuple[list[int], ...], match: str) -> None:
         Tree.from_requests(*arguments)
 
 
-def test_errors_of_seats_and_pages() -> None:
-    with pytest.raises(TreeError, match="names seat 3 twice"):
-        from_requests([1, 2], seats=[3, 3])
-    with pytest.raises(TreeError, match="epochs = 1 entries"):
-        from_requests([1, 2], epochs=[3])
+def test_errors_of_pages() -> None:
     with pytest.raises(TreeError, match="page_size = 0"):
         Tree.from_requests([1], page_size=0)
 

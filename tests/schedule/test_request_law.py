@@ -22,7 +22,7 @@ from treegen import Shape
 from treegen.ir.arrays import frozen
 from treegen.ir.request_schedule import RequestSchedule
 from treegen.ir.tree import Tree
-from treegen.ir.tree.requests import from_requests, of_queries
+from treegen.ir.tree.requests import claimed_sharing, of_queries, of_requests
 from treegen.runtime.batch_room import RESERVE, tile_of
 from treegen.schedule.by_request import ItemRoom, run_tokens_of
 from treegen.schedule.query_runs import lower_requests
@@ -106,18 +106,20 @@ def plan_of(seed: int) -> Plan:
         above.append(other)
         shared.append(begin)
         lengths.append(begin + source.choice([0, 1, page_size, source.randint(0, longest)]))
-    seats = source.sample(range(count + 3), count) if source.random() < 0.5 else None
-    parts, topology, requests = from_requests(lengths, above, shared, seats, page_size=page_size)
+    seats = source.sample(range(count + 3), count) if source.random() < 0.5 else [*range(count)]
+    length, places = frozen(np.array(lengths)), (frozen(np.array(seats)), frozen(np.zeros(count)), page_size)
     if seed % 2:
         queries = frozen(np.array([source.choice([1, 2, 5, source.randint(1, 90)]) for _ in lengths]))
         whole = np.array(shared) // page_size * page_size
-        given = frozen(np.array(lengths)), np.where(whole > 0, above, -1), whole, requests.seat, requests.epoch
-        parts, topology, requests = of_queries(queries, *given, page_size)
+        made = of_queries(queries, length, np.where(whole > 0, above, -1), whole, *places)
+    else:
+        made = of_requests(length, *claimed_sharing(length, above, shared, page_size), *places)
+    parts, topology, requests = made
     tree = Tree(*parts, topology, requests)
     problem = Problem(tree, shape, TARGET)
     tile = tile_of(shape, TARGET)
-    made = lower_requests(source.choice(STRATEGIES).plan(problem), problem, ItemRoom(tile, page_size, RESERVE))
-    return Plan(tree, made, page_size, tile.tokens)
+    lowered = lower_requests(source.choice(STRATEGIES).plan(problem), problem, ItemRoom(tile, page_size, RESERVE))
+    return Plan(tree, lowered, page_size, tile.tokens)
 
 
 def lengths_of(plan: Plan, source: random.Random) -> dict[int, int]:
