@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from support.profiles import TABLE_2
 from treegen.strategies import makespan
 from treegen.strategies.makespan import assign, balanced_cost, borders, divide, division_bounds, longest_first
+from treegen.target.task_costs import Costs
 
 Array = npt.NDArray[np.float64]
 Tasks = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]
@@ -45,6 +46,20 @@ def one_by_one(costs: Array, blocks: int) -> tuple[list[int], list[float]]:
     return placed, sorted(load for load, _ in heap)
 
 
+def balanced(tasks: Tasks, blocks: int, cost: Costs) -> float:
+    return balanced_cost(*tasks, blocks, cost, cost(*tasks[:2]))
+
+
+def bounds_of(tasks: Tasks, blocks: int, cost: Costs) -> npt.NDArray[np.int64]:
+    return division_bounds(*tasks, blocks, cost, cost(*tasks[:2]))
+
+
+def filled(costs: Array, count: npt.NDArray[np.int64], blocks: int) -> tuple[float, list[float]]:
+    """The makespan and the ascending loads of longest first, for count[i] sub-tasks of costs[i] each."""
+    makespan, width = longest_first(sorted(zip(costs.tolist(), count.tolist(), strict=True), reverse=True), blocks)
+    return makespan, sorted(load for load, number in width.items() for _ in range(number))
+
+
 def on_grid(costs: Array) -> Array:
     return np.rint(np.asarray(costs) * 2**20) / 2**20
 
@@ -71,8 +86,8 @@ def runs(draw: st.DrawFn) -> tuple[Array, npt.NDArray[np.int64]]:
 
 
 def test_worked_example() -> None:
-    assert balanced_cost(*EXAMPLE, 16, TABLE_2.cost) == pytest.approx(81.75, rel=2e-4)  # 0.0818 ms
-    assert division_bounds(*EXAMPLE, 16, TABLE_2.cost).tolist() == [4] + [1] * 20
+    assert balanced(EXAMPLE, 16, TABLE_2.cost) == pytest.approx(81.75, rel=2e-4)  # 0.0818 ms
+    assert bounds_of(EXAMPLE, 16, TABLE_2.cost).tolist() == [4] + [1] * 20
     # 16 blocks hold 24 sub-tasks: four of 147 us, and the twenty short ones of 36 us on the other twelve.
     assert divide(*EXAMPLE, 16, TABLE_2.cost).tolist() == [4] + [1] * 20
     assert busiest(EXAMPLE, 16, np.array([4] + [1] * 20)) == pytest.approx(147, rel=1e-6)
@@ -81,7 +96,7 @@ def test_worked_example() -> None:
 @given(seed=st.integers(0, 10**6), blocks=st.integers(1, 40))
 def test_balanced_cost_is_the_least_that_holds(seed: int, blocks: int) -> None:
     tasks = some_tasks(seed, 12, 50_000)
-    x = balanced_cost(*tasks, blocks, affine)
+    x = balanced(tasks, blocks, affine)
     assert mean_load(tasks, blocks, x * (1 + 1e-9)) <= x * (1 + 1e-9)
     below = x / (1 + 2e-4)
     assert mean_load(tasks, blocks, below) > below
@@ -90,13 +105,13 @@ def test_balanced_cost_is_the_least_that_holds(seed: int, blocks: int) -> None:
 def test_pieces_may_cost_less_than_their_task() -> None:
     # Table 2 is not subadditive at 100 rows: 16,384 tokens take 746 us, 8,192 take 266.
     tasks = np.array([100]), np.array([16384]), np.array([16])
-    assert balanced_cost(*tasks, 16, TABLE_2.cost) == pytest.approx(2 * 266, rel=2e-4)
+    assert balanced(tasks, 16, TABLE_2.cost) == pytest.approx(2 * 266, rel=2e-4)
     assert divide(*tasks, 16, TABLE_2.cost).tolist() == [2]
 
 
 def test_bounds_leave_sixteen_tokens_to_a_piece() -> None:
     rows, tokens = np.ones(6, np.int64), np.array([1, 15, 16, 31, 33, 1000])
-    bounds = division_bounds(rows, tokens, np.ones(6, np.int64), 10_000, lambda rows, tokens: 1.0 * rows * tokens)
+    bounds = bounds_of((rows, tokens, np.ones(6, np.int64)), 10_000, lambda rows, tokens: 1.0 * rows * tokens)
     assert bounds.tolist() == [1, 1, 1, 1, 2, 62]
 
 
@@ -104,8 +119,8 @@ def test_bounds_leave_sixteen_tokens_to_a_piece() -> None:
 def test_runs_give_the_loads_of_one_by_one(runs: tuple[Array, npt.NDArray[np.int64]], blocks: int) -> None:
     costs, count = runs
     _, expected = one_by_one(np.repeat(costs, count), blocks)
-    result, loads = longest_first(costs, count, blocks)
-    assert loads.tolist() == expected
+    result, loads = filled(costs, count, blocks)
+    assert loads == expected
     assert result == expected[-1]
 
 
@@ -134,7 +149,7 @@ def test_longest_first_stays_near_the_optimum() -> None:
         # Of the first k * blocks + 1 sub-tasks, k + 1 share a block; the shortest k + 1 of them take the least time.
         shared = [falling[k * blocks - k : k * blocks + 1].sum() for k in range(-(-len(falling) // blocks))]
         bound = max(falling.sum() / blocks, *shared)
-        result, _ = longest_first(costs, count, blocks)
+        result, _ = filled(on_grid(costs), count, blocks)
         assert bound * (1 - 1e-12) <= result <= 4 / 3 * bound
 
 
@@ -143,14 +158,14 @@ def test_longest_first_against_every_assignment(costs: list[int], blocks: int) -
     placements = np.array(list(product(range(blocks), repeat=len(costs))))
     loads = [((placements == block) * np.array(costs)).sum(axis=1) for block in range(blocks)]
     least = np.max(loads, axis=0).min()
-    result, _ = longest_first(np.array(costs, np.float64), np.ones(len(costs), np.int64), blocks)
+    result, _ = filled(np.array(costs, np.float64), np.ones(len(costs), np.int64), blocks)
     assert result <= (4 / 3 - 1 / (3 * blocks)) * least + 1e-9
 
 
 @given(seed=st.integers(0, 10**6), blocks=st.sampled_from([1, 3, 16, 40]))
 def test_the_search_finds_the_best_combination(seed: int, blocks: int) -> None:
     tasks = some_tasks(seed, 4, 60_000)
-    bounds = division_bounds(*tasks, blocks, TABLE_2.cost)
+    bounds = bounds_of(tasks, blocks, TABLE_2.cost)
     pieces = divide(*tasks, blocks, TABLE_2.cost)
     assert (pieces >= 1).all()
     assert (pieces <= bounds).all()
@@ -167,7 +182,7 @@ def test_division_is_never_worse_than_none(seed: int, blocks: int, most: int) ->
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(makespan, "MOST_COMBINATIONS", most)  # 1: always task by task
         pieces = divide(*tasks, blocks, TABLE_2.cost)
-    assert (pieces <= division_bounds(*tasks, blocks, TABLE_2.cost)).all()
+    assert (pieces <= bounds_of(tasks, blocks, TABLE_2.cost)).all()
     assert (pieces * 16 <= np.maximum(tasks[1], 16)).all()
     result = busiest(tasks, blocks, pieces)
     assert result <= busiest(tasks, blocks, np.ones_like(pieces))
@@ -176,7 +191,7 @@ def test_division_is_never_worse_than_none(seed: int, blocks: int, most: int) ->
 def test_many_long_tasks_are_searched_one_after_another() -> None:
     rows, tokens = np.arange(1, 13) * 4, np.arange(12, 0, -1) * 3000
     count = np.full(12, 8)
-    bounds = division_bounds(rows, tokens, count, 264, TABLE_2.cost)
+    bounds = bounds_of((rows, tokens, count), 264, TABLE_2.cost)
     assert bounds.prod() > makespan.MOST_COMBINATIONS
     pieces = divide(rows, tokens, count, 264, TABLE_2.cost)
     none = busiest((rows, tokens, count), 264, np.ones_like(pieces))
@@ -210,10 +225,10 @@ def test_equal_tasks_are_one() -> None:
 
 def test_no_tasks() -> None:
     none = np.empty(0, np.int64)
-    assert balanced_cost(none, none, none, 8, TABLE_2.cost) == 0
+    assert balanced((none, none, none), 8, TABLE_2.cost) == 0
     assert divide(none, none, none, 8, TABLE_2.cost).tolist() == []
     assert assign(np.empty(0), 8).tolist() == []
-    assert longest_first(np.empty(0), none, 3)[1].tolist() == [0, 0, 0]
+    assert filled(np.empty(0), none, 3) == (0, [0, 0, 0])
 
 
 @given(st.lists(st.tuples(st.integers(1, 100_000), st.integers(1, 40)), max_size=8))

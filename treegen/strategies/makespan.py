@@ -32,19 +32,15 @@ _FEWEST_AT_ONCE = 16
 _SECTION_SIZE = 256
 
 
-def balanced_cost(rows: Counts, tokens: Counts, count: Counts, blocks: int, cost: Costs) -> float:
+def balanced_cost(rows: Counts, tokens: Counts, count: Counts, blocks: int, cost: Costs, whole: Floats) -> float:
     """Returns cost_l: the least x that is at least the mean load of a block if no piece may cost more than x.
 
     The mean is (1 / blocks) sum_i count_i k_i(x) cost(rows_i, tokens_i / k_i(x)), k_i(x) = ceil(cost_i / x) (Eq. 4). It
     jumps where some k_i changes and costs need not be monotone, so "mean <= x" can hold, fail and hold again with
     growing x. The search narrows a bracket, below which it fails and above which it holds, to a relative 1e-4. The
     result is the bracket's upper end, where it holds. That is the least such x if it holds from there on. It is 0
-    without tasks.
+    without tasks. whole: the costs of undivided tasks.
     """
-    return _balanced_cost(rows, tokens, count, blocks, cost, cost(rows, tokens))
-
-
-def _balanced_cost(rows: Counts, tokens: Counts, count: Counts, blocks: int, cost: Costs, whole: Floats) -> float:
     if not len(whole):
         return 0.0
 
@@ -73,21 +69,14 @@ def _balanced_cost(rows: Counts, tokens: Counts, count: Counts, blocks: int, cos
     return high
 
 
-def division_bounds(rows: Counts, tokens: Counts, count: Counts, blocks: int, cost: Costs) -> Longs:
-    """Returns the most pieces worth trying per task: ceil(cost_i / cost_l) (Eq. 5), and no piece below 16 tokens."""
-    whole = cost(rows, tokens)
-    return _bounds(tokens, whole, _balanced_cost(rows, tokens, count, blocks, cost, whole))
+def division_bounds(rows: Counts, tokens: Counts, count: Counts, blocks: int, cost: Costs, whole: Floats) -> Longs:
+    """Returns the most pieces worth trying per task: ceil(cost_i / cost_l) (Eq. 5), and no piece below 16 tokens.
 
-
-def _bounds(tokens: Counts, whole: Floats, balanced: float) -> Longs:
+    whole: as in `balanced_cost`.
+    """
+    balanced = balanced_cost(rows, tokens, count, blocks, cost, whole)
     wanted = np.ceil(whole / balanced) if len(whole) else whole
     return np.asarray(np.maximum(np.minimum(wanted, tokens // SHORTEST_PIECE), 1), np.int64)
-
-
-def longest_first(costs: Floats, count: Counts, blocks: int) -> tuple[float, Floats]:
-    """Returns the makespan and the ascending loads of `assign`, for count[i] sub-tasks of costs[i] each."""
-    makespan, width = _fill(_runs(_exact(costs), count), blocks)
-    return makespan, np.sort(np.repeat(np.array(list(width)), np.array(list(width.values()))))
 
 
 def assign(costs: Floats, blocks: int) -> Longs:
@@ -132,7 +121,7 @@ def _runs(costs: Floats, count: Counts) -> Runs:
     return sorted(zip(costs.tolist(), count.tolist(), strict=True), reverse=True)
 
 
-def _fill(runs: Runs, blocks: int, limit: float = np.inf) -> tuple[float, dict[float, int]]:
+def longest_first(runs: Runs, blocks: int, limit: float = np.inf) -> tuple[float, dict[float, int]]:
     """Returns the makespan, and blocks by load, if sub-tasks of falling cost go to the least loaded block.
 
     It stops when the makespan exceeds `limit`; the makespan is then a lower bound.
@@ -188,7 +177,7 @@ def divide(rows: Counts, tokens: Counts, count: Counts, blocks: int, cost: Costs
     kind_rows, kind_tokens = keys // stride, keys % stride
     kind_count = np.bincount(kind, count).astype(np.int64)
     whole = cost(kind_rows, kind_tokens)
-    bounds = _bounds(kind_tokens, whole, _balanced_cost(kind_rows, kind_tokens, kind_count, blocks, cost, whole))
+    bounds = division_bounds(kind_rows, kind_tokens, kind_count, blocks, cost, whole)
     pieces = np.ones(len(keys), np.int64)
     by_cost = np.argsort(-whole, kind="stable")
     cut = by_cost[bounds[by_cost] > 1]
@@ -257,7 +246,7 @@ class _Search:
                 continue
             division = grid[:, column]
             runs = list(zip(self._table[task, division].tolist(), self._number[task, division].tolist(), strict=True))
-            result, _ = _fill(sorted(self._fixed + runs, reverse=True), self._blocks, makespan)
+            result, _ = longest_first(sorted(self._fixed + runs, reverse=True), self._blocks, makespan)
             if (result, number[column]) < (makespan, fewest):
                 makespan, chosen, fewest = result, division, int(number[column])
         return makespan, chosen
