@@ -25,7 +25,7 @@ def boxes(drawing: ElementTree.Element) -> list[tuple[float, float, float, float
 
 
 def test_blocks_lie_by_time_and_by_sm() -> None:
-    drawing = ElementTree.fromstring(timeline_svg(TIMELINE, "predicted", 10.0, 256))  # 20 points a microsecond
+    drawing = ElementTree.fromstring(timeline_svg(TIMELINE, "predicted", 45.2))  # 20 points a microsecond
     assert boxes(drawing) == [(72, 44, 80, 55), (72, 209, 60, 55), (172, 154, 40, 55)]
     texts = [each.text for each in drawing.iter(f"{SVG}text")]
     assert {"predicted: ends at 8.0 us; tail 3.0 us", "<first>", "merge", "SM 1"} <= set(texts)

@@ -109,10 +109,10 @@ _COLUMNS: tuple[tuple[str, Callable[[Account], str]], ...] = (
 _LONGEST_NAME = 18  # characters of a strategy's name in the table; reasons have the full name
 
 
-def ranking_lines(entries: Sequence[Ranked], width: int = COLUMNS) -> Iterator[str]:
+def ranking_lines(entries: Sequence[Ranked]) -> Iterator[str]:
     """Yields a table sorted by estimated time with a line of titles, and then the reason for each strategy's place.
 
-    The table names strategies without options. Columns that exceed `width` characters are left out.
+    The table names strategies without options. Columns that exceed COLUMNS characters are left out.
     """
     names = ["strategy", *(_short(entry.name.partition("(")[0]) for entry in entries)]
     places = ["", *(f"{entry.place}." for entry in entries)]
@@ -121,7 +121,7 @@ def ranking_lines(entries: Sequence[Ranked], width: int = COLUMNS) -> Iterator[s
     for title, value in _COLUMNS:
         cells = [title, *(value(entry.estimate) for entry in entries)]
         wide = max(map(len, cells))
-        if len(table[0]) + 2 + wide > width:
+        if len(table[0]) + 2 + wide > COLUMNS:
             break
         table = [f"{line}  {cell:>{wide}}" for line, cell in zip(table, cells, strict=True)]
     yield from table

@@ -19,6 +19,7 @@ _READ_BYTES = 256 << 20
 _PAUSE_CYCLES = 1_000_000
 _WARM_UP = 3
 _COPY_BYTES = 2 << 30
+_COPIES = 10
 
 
 def median_us(call: Callable[[], object], repeats: int) -> float:
@@ -79,8 +80,8 @@ def graph_of(call: Callable[[], Result]) -> tuple[Callable[[], None], Result]:
     return graph.replay, result
 
 
-def copy_gbps(repeats: int = 10) -> float:
+def copy_gbps() -> float:
     """Returns the GB/s of device memory that a copy moves, counting both bytes read and bytes written."""
     source = torch.empty(_COPY_BYTES, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
-    return 2 * _COPY_BYTES / (1e3 * median_us(lambda: target.copy_(source), repeats))
+    return 2 * _COPY_BYTES / (1e3 * median_us(lambda: target.copy_(source), _COPIES))

@@ -10,38 +10,39 @@ from treegen.ir.shape import DEFAULT_SHAPE
 from treegen.ir.tree import Tree
 from treegen.report.page.group_marks import COLOURS
 from treegen.report.page.tree_marks import TreeMarks
-from treegen.report.page.tree_svg import FONT, LETTER, LIGHT, style_text, tree_svg
+from treegen.report.page.tree_svg import FONT, LETTER, LIGHT, WIDTH, style_text, tree_svg
 
 _MOST_GROUPS = 24
 _MOST_SEGMENTS = 200  # of a group
-_LINE, _LEFT, _WIDTH = 24, 190, 960
+_LINE, _LEFT = 24, 190
+_FRAME_HEIGHT = 760  # CSS pixels
 
 
-def framed(page: str, height: int = 760) -> str:
-    """Returns a page in a frame, whose scripts cannot reach the notebook. height: the frame's, in CSS pixels."""
+def framed(page: str) -> str:
+    """Returns a page in a frame, whose scripts cannot reach the notebook."""
     return (
         f'<iframe srcdoc="{html.escape(page)}" sandbox="allow-scripts" title="treegen" '
-        f'style="width:100%;height:{height}px;border:0"></iframe>'
+        f'style="width:100%;height:{_FRAME_HEIGHT}px;border:0"></iframe>'
     )
 
 
 def tree_html(tree: Tree) -> str:
     """Returns a tree for notebooks: its size in words, above a drawing with its depths in colour."""
     drawing = TreeMarks.of(tree).to_object(DEFAULT_SHAPE)
-    return f"<div style='max-width:960px'>{html.escape(str(tree))}</div>{tree_svg(drawing)}"
+    return f"<div style='max-width:{WIDTH}px'>{html.escape(str(tree))}</div>{tree_svg(drawing)}"
 
 
 def plan_html(plan: Plan) -> str:
     """Returns a plan for notebooks: a line for each group, with its segments as boxes as wide as their tokens."""
     shown = min(len(plan), _MOST_GROUPS)
     tokens = plan.group_tokens
-    across = (_WIDTH - _LEFT) / max(int(tokens[:shown].max(initial=1)), 1)
+    across = (WIDTH - _LEFT) / max(int(tokens[:shown].max(initial=1)), 1)
     height = _LINE * max(shown, 1)
     lines = [
-        f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {_WIDTH} {height}' width='{_WIDTH}' height='{height}' "
+        f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {WIDTH} {height}' width='{WIDTH}' height='{height}' "
         f"class='treegen' style='max-width:100%;height:auto' role='img' aria-label='The groups of a plan' {FONT}>",
         f"<style>{style_text()}</style>",
-        f"<rect class='tg-paper' width='{_WIDTH}' height='{height}' fill='#ffffff'/>",
+        f"<rect class='tg-paper' width='{WIDTH}' height='{height}' fill='#ffffff'/>",
     ]
     for group in range(shown):
         lines += _group_lines(plan, group, across)

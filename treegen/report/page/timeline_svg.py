@@ -6,50 +6,46 @@ import html
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from treegen.report.page.tree_svg import FONT, LIGHT, style_text, tree_height, tree_svg
+from treegen.report.page.tree_svg import FONT, LIGHT, WIDTH, style_text, tree_height, tree_svg
 
 _LEFT, _TOP, _LOWER, _EDGE, _HEIGHT = 52, 44, 24, 4, 220
 
 
-def plan_svg(
-    drawing: Mapping[str, Any], groups: Mapping[str, Any], timeline: Mapping[str, Any], width: int = 960
-) -> str:
+def plan_svg(drawing: Mapping[str, Any], groups: Mapping[str, Any], timeline: Mapping[str, Any]) -> str:
     """Draws a tree with the groups of a plan, and below it the plan's timelines: the predicted and the measured one.
 
     Args:
         drawing, groups: As in `treegen.report.page.tree_svg.tree_svg`.
         timeline: The plan's timelines (`treegen.report.timelines.PlanTimeline.to_object`).
-        width: The width in points.
     """
     named = [(name, timeline[name]) for name in ("predicted", "measured") if timeline[name] is not None]
     longest = max((each["total_us"] for _, each in named), default=0.0)
-    top, parts = tree_height(drawing), [tree_svg(drawing, groups, width)]
+    top, parts = tree_height(drawing), [tree_svg(drawing, groups)]
     for name, each in named:
-        parts.append(_placed(timeline_svg(each, name, longest, width), top))
+        parts.append(_placed(timeline_svg(each, name, longest), top))
         top += _TOP + _HEIGHT + _LOWER
-    begin = f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {width} {top}' width='{width}' height='{top}'>"
+    begin = f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {WIDTH} {top}' width='{WIDTH}' height='{top}'>"
     return "\n".join([begin, *(part.strip() for part in parts), "</svg>\n"])
 
 
-def timeline_svg(timeline: Mapping[str, Any], name: str, longest_us: float, width: int = 960) -> str:
+def timeline_svg(timeline: Mapping[str, Any], name: str, longest_us: float) -> str:
     """Draws a timeline as SVG: time to the right, SMs downward, a box for each thread block, in its launch's colour.
 
     Args:
         timeline: A predicted or a measured timeline of `PlanTimeline.to_object`.
         name: What it is called.
         longest_us: Microseconds at the right edge.
-        width: The width in points.
     """
     height, sms = _TOP + _HEIGHT + _LOWER, max(timeline["sms"], 1)
-    across = (width - _LEFT - _EDGE) / max(longest_us, 1e-9)
+    across = (WIDTH - _LEFT - _EDGE) / max(longest_us, 1e-9)
     label = f"{name}: ends at {timeline['total_us']:.1f} us; tail {timeline['tail_us']:.1f} us"
     lines = [
-        f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {width} {height}' width='{width}' height='{height}' "
+        f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {WIDTH} {height}' width='{WIDTH}' height='{height}' "
         f"class='treegen' role='img' aria-label='{html.escape(label)}' {FONT}>",
         f"<style>{style_text()}</style>",
-        f"<rect class='tg-paper' width='{width}' height='{height}' fill='#ffffff'/>",
+        f"<rect class='tg-paper' width='{WIDTH}' height='{height}' fill='#ffffff'/>",
         f"<text class='tg-ink' x='4' y='14' fill='#16191d'>{html.escape(label)}</text>",
-        *_legend(timeline["launches"], width),
+        *_legend(timeline["launches"]),
         *_scales(sms, longest_us, across),
     ]
     blocks = timeline["blocks"]
@@ -68,11 +64,11 @@ def _placed(drawing: str, top: int) -> str:
     return drawing.replace("<svg ", f"<svg y='{top}' ", 1)
 
 
-def _legend(launches: list[Mapping[str, Any]], width: int) -> Iterator[str]:
+def _legend(launches: list[Mapping[str, Any]]) -> Iterator[str]:
     """Yields a sample of each launch's colour, and its name; and how many launches there is no room for."""
     at = _LEFT
     for number, launch in enumerate(launches):
-        room = width - (0 if number == len(launches) - 1 else 100)
+        room = WIDTH - (0 if number == len(launches) - 1 else 100)
         if at + 17 + 7 * len(launch["name"]) > room:
             more = f"{len(launches) - number} more launches"
             yield f"<text class='tg-ink' x='{at}' y='{_TOP - 10}' fill='#16191d'>{more}</text>"

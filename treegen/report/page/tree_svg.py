@@ -17,6 +17,8 @@ from treegen.cost.figures import count_text
 LIGHT = ("#8cc0e4", "#f3c875", "#86cfb6", "#e3b3cf", "#f5ee9a", "#e9a17a", "#bfe3f7", "#c3c8ce")
 DARK = ("#1d6596", "#8f6511", "#14735a", "#85506f", "#6f6b22", "#8f4a20", "#3b6f8d", "#565e68")
 """Colours of fills, light and dark, as in templates/report/colours.css."""
+WIDTH = 960
+"""The width of drawings in points."""
 _LEFT, _TOP, _EDGE = 52, 40, 4
 _MOST_EVEN = 120  # ends of nodes in a drawing with even widths
 FONT = "font-family='system-ui, sans-serif' font-size='12'"
@@ -24,7 +26,7 @@ LETTER = 6.6
 """The usual width of a letter of this font, in points."""
 
 
-def tree_svg(drawing: Mapping[str, Any], groups: Mapping[str, Any] | None = None, width: int = 960) -> str:
+def tree_svg(drawing: Mapping[str, Any], groups: Mapping[str, Any] | None = None) -> str:
     """Draws a tree as SVG: tokens to the right, rows downward, a box for each node.
 
     Where most nodes would be narrower than a point, as drafts behind a long prompt, widths are even: all stretches
@@ -34,17 +36,16 @@ def tree_svg(drawing: Mapping[str, Any], groups: Mapping[str, Any] | None = None
         drawing: The tree's drawing (`treegen.report.page.tree_marks.TreeMarks.to_object`).
         groups: The marks of a plan's groups, which colour the boxes (`treegen.report.page.group_marks.group_marks`). By
             default colours are depths.
-        width: The width in points.
     """
     marks, height = drawing["marks"], tree_height(drawing)
-    scales = _Scales(drawing, width, height)
+    scales = _Scales(drawing, height)
     layer = groups or marks
     colours = groups["colour"] if groups else _depths(marks["parent"])
     lines = [
-        f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {width} {height}' width='{width}' height='{height}' "
+        f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {WIDTH} {height}' width='{WIDTH}' height='{height}' "
         f"class='treegen' role='img' aria-label='{html.escape(_label(drawing))}' {FONT}>",
         f"<style>{style_text()}</style>",
-        f"<rect class='tg-paper' width='{width}' height='{height}' fill='#ffffff'/>",
+        f"<rect class='tg-paper' width='{WIDTH}' height='{height}' fill='#ffffff'/>",
         *_axes(scales, drawing["rows"]),
     ]
     for index, box in _boxes(layer, scales):
@@ -68,17 +69,17 @@ def tree_height(drawing: Mapping[str, Any]) -> int:
 class _Scales:
     """Places of tokens and rows in points."""
 
-    def __init__(self, drawing: Mapping[str, Any], width: int, height: int) -> None:
+    def __init__(self, drawing: Mapping[str, Any], height: int) -> None:
         tokens, rows = max(drawing["tokens"], 1), max(drawing["rows"], 1)
         self.left = max(_LEFT, 16 + round(LETTER * len(f"{drawing['rows']:,}")))
         self.down = (height - _TOP - _EDGE) / rows
-        across = (width - self.left - _EDGE) / tokens
+        across = (WIDTH - self.left - _EDGE) / tokens
         start, stop = (np.array(drawing["marks"][name], np.int64) for name in ("start", "stop"))
         ends = np.unique(np.concatenate([start, stop, [0, tokens]]))
         narrow = (stop - start) * across < 1
         self.even = bool(2 * narrow.sum() > len(narrow)) and len(ends) <= _MOST_EVEN
         self._ends = ends if self.even else np.array([0, tokens])
-        self._places = np.linspace(self.left, width - _EDGE, len(self._ends))
+        self._places = np.linspace(self.left, WIDTH - _EDGE, len(self._ends))
         step, self.last = -(-len(ends) // 12), tokens
         self.ticks = ends[::step].tolist() if self.even else _ticks(drawing["tokens"], 10)
 
