@@ -10,7 +10,7 @@ import torch
 from treegen.engine.branch import Branch
 from treegen.engine.control import Continuation, Frontier, Growth, Label, Next
 from treegen.engine.engine_checks import check_count, check_limits, check_stop_ids
-from treegen.engine.sampling import Sampling, check_sampling
+from treegen.engine.sampling import Sampling, check_sampling, select_next
 from treegen.ir.arrays import positive_int
 from treegen.ir.errors import InputError
 
@@ -78,9 +78,7 @@ class Sample:
 
     def select(self, frontier: Frontier) -> torch.Tensor:
         """See Selecting."""
-        branches = frontier.branches
-        labels, positions = [branch.label for branch in branches], [len(branch.tokens) for branch in branches]
-        return self.sampling.select(frontier.logits, labels, positions)
+        return select_next(self.sampling, frontier)
 
     def commit(self, branches: Sequence[Branch], tokens: Sequence[int]) -> Growth:
         """See Selecting."""

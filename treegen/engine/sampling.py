@@ -8,6 +8,7 @@ from hashlib import blake2b
 
 import torch
 
+from treegen.engine.control import Frontier
 from treegen.ir.errors import InputError
 from treegen.ir.scalars import is_finite
 
@@ -82,6 +83,12 @@ class Sampling:
         """Returns a number of at least 0 and below 1."""
         text = ",".join(map(str, (self.seed, position, *label)))
         return (int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 11) / 2**53
+
+
+def select_next(sampling: Sampling, frontier: Frontier) -> torch.Tensor:
+    """Selects the next token of each branch of a frontier that has no drafts, as `Sampling.select` does."""
+    labels = [branch.label for branch in frontier.branches]
+    return sampling.select(frontier.logits, labels, [len(branch.tokens) for branch in frontier.branches])
 
 
 def check_sampling(sampling: object) -> Sampling:
