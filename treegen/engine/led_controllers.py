@@ -75,23 +75,27 @@ class _Led:
         return made
 
 
-class _LedSelecting(_Led):
-    """One that selects tokens on the device."""
+class _LedAhead(_Led):
+    """One that selects on the device."""
 
     def selects(self, branches: Sequence[Branch]) -> bool:
-        """See Selecting."""
+        """See Selecting and SelectingForks."""
         return bool(self._controller.selects(branches))
+
+    def commit(self, branches: Sequence[Branch], tokens: Sequence[int]) -> Growth:
+        """See Selecting and SelectingForks."""
+        growth: Growth = self._controller.commit(branches, tokens)
+        return growth
+
+
+class _LedSelecting(_LedAhead):
+    """One that selects tokens."""
 
     def select(self, frontier: Frontier) -> torch.Tensor:
         """See Selecting."""
         return self._of_first(
             "select()", lambda: self._controller.select(frontier), frontier.logits.device, len(frontier.logits)
         )
-
-    def commit(self, branches: Sequence[Branch], tokens: Sequence[int]) -> Growth:
-        """See Selecting."""
-        growth: Growth = self._controller.commit(branches, tokens)
-        return growth
 
 
 class _SharedFrontier(Frontier):
@@ -106,26 +110,17 @@ class _SharedFrontier(Frontier):
         return numbers
 
 
-class _LedSelectingForks(_Led):
-    """One that selects tokens and forks on the device. All ranks ask their own, which go on from numbers of rank 0."""
+class _LedSelectingForks(_LedAhead):
+    """One that selects tokens and forks. All ranks ask their own, which go on from numbers of rank 0."""
 
     def decide(self, frontier: Frontier) -> Growth:
         """See Controller."""
         growth: Growth = self._controller.decide(self._shared(frontier))
         return growth
 
-    def selects(self, branches: Sequence[Branch]) -> bool:
-        """See SelectingForks."""
-        return bool(self._controller.selects(branches))
-
     def select_forks(self, frontier: Frontier) -> Selection:
         """See SelectingForks."""
         return Selection(*self._controller.select_forks(self._shared(frontier)))
-
-    def commit(self, branches: Sequence[Branch], tokens: Sequence[int]) -> Growth:
-        """See SelectingForks."""
-        growth: Growth = self._controller.commit(branches, tokens)
-        return growth
 
     def _shared(self, frontier: Frontier) -> Frontier:
         shared = _SharedFrontier(*frontier)
