@@ -30,7 +30,7 @@ def few_shot(prompt: int = 4000, width: int = 20, step: int = 200) -> Tree:
     Raises:
         TreeError: An argument is not a positive integer.
     """
-    _check(prompt=prompt, width=width, step=step)
+    check_positive(prompt=prompt, width=width, step=step)
     return Tree.from_levels([1, width], [prompt, step])
 
 
@@ -49,7 +49,7 @@ def reasoning(
     """
     template = reasoning_template(seed, depth, width, prompt, thought)
     if step is not None:
-        _check(step=step)
+        check_positive(step=step)
     return template.at(template.middle if step is None else step)
 
 
@@ -72,7 +72,7 @@ def reasoning_template(
     Raises:
         TreeError: An argument is out of range.
     """
-    _check(depth=depth, width=width, prompt=prompt, thought=thought)
+    check_positive(depth=depth, width=width, prompt=prompt, thought=thought)
     if depth * width > _LARGEST:
         raise TreeError("depth * width", depth * width, f"exceeds {_LARGEST} nodes", "make fewer or smaller rounds")
     source = _random(seed)
@@ -106,7 +106,7 @@ def speculative(seed: int = 0, tokens: int = 32, prefix: int = 1000) -> Tree:
     Raises:
         TreeError: An argument is not a positive integer.
     """
-    _check(tokens=tokens, prefix=prefix)
+    check_positive(tokens=tokens, prefix=prefix)
     source = _random(seed)
     paths: list[tuple[int, ...]] = []
     # Each entry stands for the guesses below one token from one rank on; losses are negative log likelihoods.
@@ -132,7 +132,7 @@ def in_shuffled_pages(tree: Tree, page_size: int, seed: int = 0) -> Tree:
     Raises:
         TreeError: An argument is not a positive integer, or there are too many pages.
     """
-    _check(page_size=page_size)
+    check_positive(page_size=page_size)
     counts = -(-tree.tokens // page_size)
     check_made("page_size", page_size, int(counts.sum(dtype=np.int64)), "pages")
     pages = list(range(int(counts.sum())))
@@ -142,7 +142,8 @@ def in_shuffled_pages(tree: Tree, page_size: int, seed: int = 0) -> Tree:
     return tree.with_kv(KVRuns.from_pages(tree.tokens, of_nodes, page_size))
 
 
-def _check(**numbers: int) -> None:
+def check_positive(**numbers: int) -> None:
+    """Raises TreeError for a number, by the name of its argument, that is not a positive integer, or too large."""
     for name, value in numbers.items():
         if type(value) is not int or not 1 <= value <= _LARGEST:
             raise TreeError(name, value, "is not a positive integer", f"give a whole number of 1..{_LARGEST}")

@@ -15,9 +15,9 @@ from treegen.ir.arrays import Ints, Longs, frozen, offsets
 from treegen.ir.errors import FormatError, TreeError
 from treegen.ir.tree import Tree
 from treegen.workloads import generate
+from treegen.workloads.generate import check_positive
 from treegen.workloads.recorded_decodings import Draft, Template, load_course
 
-_LARGEST = 1_000_000
 _OPTIONS = {
     "few-shot": {"prompt": 4000, "width": 20, "steps": 400},
     "reasoning": {"seed": 0, "depth": 5, "width": 10, "prompt": 1000, "thought": 300},
@@ -91,7 +91,7 @@ def few_shot(prompt: int = 4000, width: int = 20, steps: int = 400) -> Decode:
         TreeError: An argument is not a positive integer.
     """
     tree = generate.few_shot(prompt, width, 1)
-    _check(steps=steps)
+    check_positive(steps=steps)
     segment = CourseSegment(1, tree, frozen(np.arange(1, 1 + width)), np.arange(steps))
     return Decode("few-shot", lambda: iter((segment,)))
 
@@ -126,7 +126,7 @@ def verification(draft: Draft, prompt: int = 1000, name: str = "speculative") ->
     Raises:
         TreeError: `prompt` is not a positive integer, or the token tree is impossible.
     """
-    _check(prompt=prompt)
+    check_positive(prompt=prompt)
     tree = Tree.from_token_tree(draft.paths, prompt)
     segment = CourseSegment(1, tree, frozen(np.zeros(1)), offsets(np.array(draft.accepted, np.int64))[:-1])
     return Decode(name, lambda: iter((segment,)))
@@ -179,7 +179,7 @@ def _generated(kind: str, options: dict[str, int]) -> Decode:
         return few_shot(**options)
     if kind == "reasoning":
         return replay(generate.reasoning_template(**options))
-    _check(steps=options["steps"], accepted=options["accepted"])
+    check_positive(steps=options["steps"], accepted=options["accepted"])
     tree = generate.speculative(options["seed"], options["tokens"], options["prompt"])
     segment = CourseSegment(1, tree, frozen(np.zeros(1)), np.arange(options["steps"]) * options["accepted"])
     return Decode(kind, lambda: iter((segment,)))
@@ -210,9 +210,3 @@ def options_of(workload: str, text: str | None, defaults: dict[str, int]) -> dic
             raise FormatError("workload", workload, reason, f"write {name}={defaults[name]}")
         found[name] = int(value)
     return {**defaults, **found}
-
-
-def _check(**numbers: int) -> None:
-    for name, value in numbers.items():
-        if type(value) is not int or not 1 <= value <= _LARGEST:
-            raise TreeError(name, value, "is not a positive integer", f"give a whole number of 1..{_LARGEST}")
