@@ -46,7 +46,10 @@ class BatchServer(Protocol):
 
 
 class PlansAhead:
-    """A server that has done all its host work before a step is launched."""
+    """A server whose `plan` has done all work of a step but attention."""
+
+    def begin(self) -> None:
+        """Does nothing."""
 
     def behind(self) -> None:
         """Does nothing."""
@@ -185,9 +188,6 @@ class _ExactServer(PlansAhead):
         self._kernel = compile_tree(
             tree, strategy=self._strategy, shape=self._case.shape, window_left=self._case.window_left
         )
-
-    def begin(self) -> None:
-        """Does nothing: `plan` has done all work."""
 
     def attend(self, layer: int) -> torch.Tensor:
         self._kernel(self._case.q[: self._rows], *self._case.cache(layer), out=self._out[: self._rows])

@@ -104,9 +104,6 @@ class _CascadeServer(PlansAhead):
             kv_data_type=self._case.caches[0][0].dtype,
         )
 
-    def begin(self) -> None:
-        """Does nothing: `plan` has done all work."""
-
     def attend(self, layer: int) -> torch.Tensor:
         out: torch.Tensor = self._wrapper.run(self._case.q, paged_caches(self._case, layer))
         return out

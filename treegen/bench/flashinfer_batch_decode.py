@@ -84,9 +84,6 @@ class _DecodeServer(PlansAhead):
             window_left=self._case.window_left,
         )
 
-    def begin(self) -> None:
-        """Does nothing: `plan` has done all work."""
-
     def attend(self, layer: int) -> torch.Tensor:
         self._wrapper.run(self._case.q, paged_caches(self._case, layer), out=self._out)
         return self._out
@@ -148,9 +145,6 @@ class _MlaServer(PlansAhead):
             q_data_type=self._case.q.dtype,
             kv_data_type=self._case.caches[0][0].dtype,
         )
-
-    def begin(self) -> None:
-        """Does nothing: `plan` has done all work."""
 
     def attend(self, layer: int) -> torch.Tensor:
         self._wrapper.run(query=self._case.q, kv_cache=self._case.cache(layer)[0].squeeze(-2), out=self._out)

@@ -85,9 +85,6 @@ class _PrefillServer(PlansAhead):
             kv_data_type=case.caches[0][0].dtype,
         )
 
-    def begin(self) -> None:
-        """Does nothing: `plan` has done all work."""
-
     def attend(self, layer: int) -> torch.Tensor:
         out: torch.Tensor = self._wrapper.run(self._case.q, paged_caches(self._case, layer))
         return out
