@@ -29,7 +29,7 @@ from treegen.cost.analytic import ScheduleLaunches, times
 from treegen.cost.launch_counts import ItemLaunches, MergeLaunches, item_launches, merge_launches
 from treegen.ir.errors import FormatError
 from treegen.schedule.lower import lower
-from treegen.schedule.passes.fuse_merge import has_fused_merge, with_fused_merge
+from treegen.schedule.passes.fuse_merge import with_fused_merge
 from treegen.search.policies import strategy_of
 from treegen.target.problem import Problem
 from treegen.target.targets import Constants, Target, target_from
@@ -88,7 +88,7 @@ def samples(paths: list[Path], target: Target) -> list[Sample]:
         counted = item_launches(plan, schedule, Problem(tree, shape, target)), merge_launches(schedule, shape)
         profiled = account(plan, schedule, Problem(tree, shape, target), model="profiled").time_us
         case = f"{result['case']} {result['heads']}"
-        made_as = schedule.launches, has_fused_merge(schedule)
+        made_as = schedule.launches, schedule.has_fused_merge
         found.append(Sample(case, result["strategy"], result["microseconds"], *counted, *made_as, profiled))
     if not found:
         raise FormatError("results", str(paths[0]), "holds no fp16 results of trees given as texts", "measure some")

@@ -89,12 +89,12 @@ def compare(heads: tuple[int, int], text: str, strategies: list[Strategy]) -> No
     for strategy in strategies:
         schedule = lower(strategy.plan(Problem(tree, shape, target)), Problem(tree, shape, target))
         made = any_in_one_launch(schedule)
-        assert fuse_merge.has_fused_merge(made), (text, str(strategy))
+        assert made.has_fused_merge, (text, str(strategy))
         ways = [measured(case, strategy, way) for way in (lambda two: two, any_in_one_launch)]
         rounds = [[way() for way in ways] for _ in range(ROUNDS)]
         two, one = (statistics.median(times) for times in zip(*rounds, strict=True))
         tiles, border = schedule.column("tiles") + schedule.column("packed_tiles"), schedule.config_indptr[1]
-        left = "" if fuse_merge.has_fused_merge(fuse_merge.with_fused_merge(schedule)) else ", left as two"
+        left = "" if fuse_merge.with_fused_merge(schedule).has_fused_merge else ", left as two"
         print(
             f"{heads[0]}/{heads[1]} {text:32} {strategy!s:46} {fuse_merge.parts_of(made)} partials, tiles "
             f"{tiles[:border].max():3} and {tiles[border:].max():3}: two {two:6.1f} us, one {one:6.1f} us, ratio "

@@ -138,6 +138,11 @@ class Schedule:
         return sum(of_configs) + int((np.diff(self.merge_round_indptr) > 0).sum())
 
     @property
+    def has_fused_merge(self) -> bool:
+        """Whether some items wait for others."""
+        return any(tile.fused_merge for tile in self.configs)
+
+    @property
     def size(self) -> ArenaSizes:
         """The exact capacity of the schedule."""
         return size_of(self)

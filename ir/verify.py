@@ -194,7 +194,7 @@ def _check_configs(schedule: Schedule, rows: _ItemRows) -> None:
         fix = "let only configs of the last round merge"
         raise PlanError("configs", f"{merging.sum()} with epilogue_merge", reason, fix)
     partial_items = rows.partial[np.diff(rows.item, prepend=-1) > 0].astype(int)
-    if _waits(schedule) and (len(schedule.configs) > 1 or (np.diff(partial_items) > 0).any()):
+    if schedule.has_fused_merge and (len(schedule.configs) > 1 or (np.diff(partial_items) > 0).any()):
         raise PlanError(
             "configs", "fused_merge", "has others, or final items before partial ones", "let final items be last"
         )
@@ -205,18 +205,18 @@ def _check_rounds(schedule: Schedule, rows: _ItemRows) -> None:
 
     Raises PlanError unless merges and epilogues read partials of their own rows, and all of them.
     """
-    has_fused_merge = _waits(schedule)
     merging = np.array([tile.epilogue_merge for tile in schedule.configs], np.bool_)
-    joining = ~rows.partial & (np.repeat(merging, np.diff(schedule.config_indptr))[rows.item] | has_fused_merge)
+    waits = schedule.has_fused_merge
+    joining = ~rows.partial & (np.repeat(merging, np.diff(schedule.config_indptr))[rows.item] | waits)
     joined = rows.entry[joining]
     holds = np.full(schedule.num_partials, -1, np.int64)
     for round, (configs, merges) in enumerate(schedule.rounds):
-        if round == schedule.num_rounds - 1 and not has_fused_merge:
+        if round == schedule.num_rounds - 1 and not waits:
             _check_epilogues(schedule, joined, holds)
         launched = slice(schedule.config_indptr[configs.start], schedule.config_indptr[configs.stop])
         new = rows.partial & (rows.item >= launched.start) & (rows.item < launched.stop)
         holds[rows.slot[new]] = rows.row[new]
-        if has_fused_merge:
+        if waits:
             _check_epilogues(schedule, joined, holds)
         _check_merges(schedule, merges, holds)
     if (holds >= 0).any():
@@ -260,10 +260,6 @@ def _check_epilogues(schedule: Schedule, entries: Longs, holds: Longs) -> None:
         reason = "do not name every row's own slots of earlier rounds once"
         raise PlanError("epilogue_partials", "lists", reason, "correct the lists by row entry")
     holds[read] = -1
-
-
-def _waits(schedule: Schedule) -> bool:
-    return any(tile.fused_merge for tile in schedule.configs)
 
 
 def _wrong_merge() -> PlanError:

@@ -29,7 +29,7 @@ from treegen.ir.schedule import Schedule
 from treegen.ir.verify import verify_schedule
 from treegen.schedule.lower import lower
 from treegen.schedule.passes import fuse_merge
-from treegen.schedule.passes.fuse_merge import has_fused_merge, parts_of, with_fused_merge
+from treegen.schedule.passes.fuse_merge import parts_of, with_fused_merge
 from treegen.schedule.passes.single_loop import in_single_loop
 from treegen.schedule.pipeline import planned_device_schedule
 from treegen.strategies import Strategy, cohort
@@ -83,7 +83,7 @@ def test_partials_are_merged_in_the_order_of_their_list() -> None:
         Tree.parse("1,4,8,64/16,48,64,32"), cohort(head_rows=64, split_shared_rows=16, split=32, merge="final")
     )
     found = with_fused_merge(before)
-    assert has_fused_merge(found)
+    assert found.has_fused_merge
     assert parts_of(found) == 2
     own, new = ({int(i.partial0): i.group for i in each.work_items if i.partial0 >= 0} for each in (before, found))
     for row, (begin, end) in enumerate(zip(before.epilogue_indptr, before.epilogue_indptr[1:], strict=False)):
@@ -116,7 +116,7 @@ def test_short_and_long_items_share_a_loop() -> None:
 
 def test_two_classes_stay_two_launches() -> None:
     schedule = scheduled(Tree.parse(EVEN), LAST)
-    assert has_fused_merge(with_fused_merge(schedule))
+    assert with_fused_merge(schedule).has_fused_merge
     first, second = schedule.configs
     other = replace(schedule, configs=(replace(first, run_tokens=1), second))
     assert with_fused_merge(other) is other
@@ -152,7 +152,7 @@ def test_interpreted(dtype: str, options: dict[str, Any], text: str, monkeypatch
     assert report.passed, report
     (program,) = kernel.calls.prepared.programs.values()
     assert isinstance(program, TritonProgram)
-    assert has_fused_merge(program.schedule)
+    assert program.schedule.has_fused_merge
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ def test_tuning_measures_the_best_of_them() -> None:
     chosen = proposals(Problem(tree, shape, H200), 4)
     assert cohort(head_rows=64, split_shared_rows=64, merge="final") in chosen
     assert cohort(head_rows=64, split=576, merge="final") in chosen  # three quarters of 11 tiles
-    assert not any(has_fused_merge(with_fused_merge(scheduled(tree, each, shape))) for each in chosen[:4])
+    assert not any(with_fused_merge(scheduled(tree, each, shape)).has_fused_merge for each in chosen[:4])
 
 
 def test_tuning_measures_long_paths_in_halves() -> None:
@@ -236,7 +236,7 @@ def test_whole_paths_in_two_parts(text: str, split: int, tiles: tuple[int, int])
     first, last = np.split(counts, schedule.config_indptr[1:-1])
     assert (first.max(), last.max(), len(first), len(last)) == (*tiles, 16, 16)
     assert counts.sum() == (whole.column("tiles") + whole.column("packed_tiles")).sum()
-    assert has_fused_merge(with_fused_merge(schedule))
+    assert with_fused_merge(schedule).has_fused_merge
 
 
 def check_compiled(shapes: list[Shape]) -> None:

@@ -7,7 +7,6 @@ from typing import NamedTuple
 from treegen.ir.arena import ArenaSizes
 from treegen.ir.schedule import Schedule
 from treegen.ir.shape import Shape
-from treegen.schedule.passes.fuse_merge import has_fused_merge
 
 _ALIGNMENT = 256
 _FP32_BYTES = 4
@@ -41,7 +40,7 @@ class Scratch(NamedTuple):
 def scratch_of(schedule: Schedule, capacity: ArenaSizes, rows: int, shape: Shape) -> Scratch:
     """Lays out the memory of a call with `rows` rows, with a flag for each slot and head where some items wait."""
     return Scratch.of(
-        capacity.slots, rows, shape, capacity.slots * shape.num_qo_heads if has_fused_merge(schedule) else 0
+        capacity.slots, rows, shape, capacity.slots * shape.num_qo_heads if schedule.has_fused_merge else 0
     )
 
 

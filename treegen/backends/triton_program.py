@@ -42,7 +42,7 @@ from treegen.ir.arena import ArenaSizes
 from treegen.ir.keys import KernelKey
 from treegen.ir.schedule import Schedule
 from treegen.ir.shape import FP8, Shape
-from treegen.schedule.passes.fuse_merge import has_fused_merge, parts_of
+from treegen.schedule.passes.fuse_merge import parts_of
 from treegen.scoring.options import Scoring
 from treegen.target.tile_config import lanes_of
 from treegen.timed import phase
@@ -235,7 +235,7 @@ class TritonProgram:
         words = in_words(*caches) if shape.kv_dtype in FP8 else None
         options = self._options._replace(shared_kv=shared_kv(shape, tensors), packed_fp8=words is not None)
         values = {**self._values, **call_values(shape, tensors, sm_scale, lse_scale)}
-        values["parts"] = parts_of(self._schedule) if has_fused_merge(self._schedule) else 0
+        values["parts"] = parts_of(self._schedule) if self._schedule.has_fused_merge else 0
         for round_number, (configs, _) in enumerate(self._schedule.rounds):
             for c in configs:
                 tile = self._schedule.configs[c]

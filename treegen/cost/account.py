@@ -13,7 +13,7 @@ from treegen.cost.profiled import launches_us
 from treegen.ir.plan import Plan
 from treegen.ir.schedule import Schedule
 from treegen.ir.shape import Shape
-from treegen.schedule.passes.fuse_merge import has_fused_merge, with_fused_merge
+from treegen.schedule.passes.fuse_merge import with_fused_merge
 from treegen.target.problem import Problem
 
 _INTERVAL_BYTES = 8  # lo and hi, int32
@@ -105,7 +105,7 @@ def assess(
         passes = 3 if widened == 1 else 3 + 2 * widened
         unfused = scores + masks + q_bytes + passes * unique * shape.kv_token_bytes
     measured = launches_us(schedule, items, shape, target) if model == "profiled" else None
-    launches = ScheduleLaunches(items, merges, schedule.launches, unfused, has_fused_merge(schedule))
+    launches = ScheduleLaunches(items, merges, schedule.launches, unfused, schedule.has_fused_merge)
     made_of = times(launches, target, items_us=measured)
     estimate = Account(
         kv_unique_bytes=unique * shape.kv_token_bytes,

@@ -19,7 +19,7 @@ from treegen.ir.schedule import Schedule
 from treegen.ir.shape import Shape
 from treegen.schedule.lower import lower
 from treegen.schedule.pack_runs import MOST_SPREAD
-from treegen.schedule.passes.fuse_merge import has_fused_merge, with_fused_merge
+from treegen.schedule.passes.fuse_merge import with_fused_merge
 from treegen.search.weigh import Weights
 from treegen.strategies.cohort import Cohort
 from treegen.strategies.strategy import Strategy
@@ -52,7 +52,7 @@ class Lowered(NamedTuple):
     @property
     def takes_one_launch(self) -> bool:
         """Whether final items wait for partial ones in their launch."""
-        return has_fused_merge(with_fused_merge(self.schedule))
+        return with_fused_merge(self.schedule).has_fused_merge
 
 
 def large_cohorts(shape: Shape) -> list[Cohort]:

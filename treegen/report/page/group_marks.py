@@ -14,7 +14,7 @@ from treegen.ir.plan import Plan
 from treegen.ir.schedule import Schedule
 from treegen.ir.tree import Tree
 from treegen.report.page.drawn_marks import Boxes, fold
-from treegen.schedule.passes.fuse_merge import has_fused_merge, with_fused_merge
+from treegen.schedule.passes.fuse_merge import with_fused_merge
 
 MOST_GROUP_MARKS = 5_000
 """The most marks of a plan's groups."""
@@ -146,7 +146,7 @@ def merged_by(schedule: Schedule, *, fixed: bool = False) -> str:
     """
     if not schedule.num_partials:
         return ""
-    if not fixed and has_fused_merge(with_fused_merge(schedule)):
+    if not fixed and with_fused_merge(schedule).has_fused_merge:
         return "final items of the same launch, which wait for them"
     ways = []
     if any(tile.epilogue_merge for tile in schedule.configs):

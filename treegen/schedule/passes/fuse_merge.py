@@ -38,11 +38,6 @@ With five times the tiles, one launch takes 1.02 of the time of two.
 """
 
 
-def has_fused_merge(schedule: Schedule) -> bool:
-    """Says whether some items of a schedule wait for others."""
-    return any(tile.fused_merge for tile in schedule.configs)
-
-
 def parts_of(schedule: Schedule) -> int:
     """Counts the partials of each row in a schedule whose final items wait."""
     final = int(np.count_nonzero(schedule.column("partial0") < 0))
