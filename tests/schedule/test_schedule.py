@@ -1,10 +1,10 @@
-"""Lowering and Schedule: row tiles, launch order, packed runs, partial slots, merge lists, the arena, and JSON."""
+"""Lowering: row tiles, launch order, packed runs and kernel configs; schedules as JSON and as text."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
@@ -12,50 +12,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.forests import examples, forests, plan_by_row_classes
+from support.forests import examples, forests
 from support.h200 import H200
-from support.planted_faults import with_slot
+from support.lowered_trees import SHAPE, entries, rows_of, schedule_of, tokens_of
 from treegen import KVRuns, Shape, Tree, strategies
-from treegen.ir.arena import ALIGNMENT, SECTIONS, SURPLUS_MERGE, Arena, ArenaSizes
 from treegen.ir.errors import FormatError, PlanError, ShapeError
 from treegen.ir.groups import Group, Segment
 from treegen.ir.plan import Plan
 from treegen.ir.schedule import Schedule
 from treegen.ir.verify import verify_schedule
-from treegen.ir.work_items import ITEM_FIELDS
 from treegen.schedule import pack_runs
 from treegen.schedule.lower import lower
-from treegen.strategies import Strategy, cohort, strategy_from, strategy_names
-from treegen.strategies.passes import MergeLast
+from treegen.strategies import cohort, strategy_from, strategy_names
 from treegen.target.problem import Problem
 from treegen.target.targets import target_from
-
-SHAPE = Shape(32, 8, 128, dtype="bf16")  # a group of 4 heads: 16 rows in a tile of 64 head rows
-ONE_HEAD = Shape(8, 8, 128, dtype="bf16")
-
-
-def schedule_of(tree: Tree | str, strategy: Strategy | None = None, shape: Shape = SHAPE) -> Schedule:
-    tree = Tree.parse(tree) if isinstance(tree, str) else tree
-    return lower((strategy or strategies.deft_node()).plan(Problem(tree, shape, H200)), Problem(tree, shape, H200))
-
-
-def entries(schedule: Schedule, number: int) -> Iterator[tuple[int, int, int, int]]:
-    """(slot, length, lo, hi) of what item `number` walks, without padding."""
-    item = schedule.work_items[number]
-    tile = schedule.configs[np.searchsorted(schedule.config_indptr, number, side="right") - 1]
-    yield from map(tuple, schedule.tiles[item.tile0 : item.tile0 + item.tiles].tolist())
-    packed = schedule.packed_runs[item.run0 : item.run0 + item.packed_tiles * tile.runs_per_tile].tolist()
-    yield from (tuple(entry) for entry in packed if entry[1])
-
-
-def tokens_of(schedule: Schedule) -> list[int]:
-    return [sum(length for _, length, _, _ in entries(schedule, item)) for item in range(len(schedule.items))]
-
-
-def rows_of(schedule: Schedule, number: int) -> list[int]:
-    item = schedule.work_items[number]
-    return schedule.rows[item.row0 : item.row0 + item.rows].tolist()
-
 
 # Items
 
@@ -191,78 +161,6 @@ def test_row_tiles_that_see_nothing_are_dropped() -> None:
     verify_schedule(schedule, 40)
 
 
-# Results
-
-
-def test_rows_with_a_single_item_are_final() -> None:
-    schedule = schedule_of("100(20,30)", strategies.query())
-    assert [item.partial0 for item in schedule.work_items] == [-1, -1]
-    assert (schedule.num_partials, len(schedule.merge_rows), schedule.launches) == (0, 0, 1)
-
-
-def test_rows_with_several_items_are_merged() -> None:
-    schedule = schedule_of("100(20,30)+7")
-    assert [(item.group, item.rows, item.partial0) for item in schedule.work_items] == [
-        (0, 2, 0),
-        (2, 1, 2),
-        (1, 1, 3),
-        (3, 1, -1),
-    ]
-    assert schedule.merge_rows.tolist() == [0, 1]
-    assert schedule.merge_indptr.tolist() == [0, 2, 4]
-    assert schedule.merge_partials.tolist() == [0, 3, 1, 2]
-    assert (schedule.num_partials, schedule.launches) == (4, 2)
-
-
-def test_final_rows_of_a_shared_item_are_partial_too() -> None:
-    """An item writes final output only when none of its rows is merged."""
-    tree = Tree.from_parents([-1, 0], [64, 64], rows=[(0, 64), (1, 64)])
-    schedule = schedule_of(tree)
-    assert all(item.partial0 >= 0 for item in schedule.work_items)
-    assert np.diff(schedule.merge_indptr).tolist() == [1, 2]
-    verify_schedule(schedule, 2)
-
-
-def test_rows_that_see_nothing_have_an_empty_merge_list() -> None:
-    tree = Tree.from_parents([-1, 0], [0, 5], rows=[(0, 0), (1, 5), (1, 0)])
-    schedule = schedule_of(tree)
-    assert schedule.merge_rows.tolist() == [0, 2]
-    assert schedule.merge_indptr.tolist() == [0, 0, 0]
-
-
-def test_a_tree_without_rows_launches_nothing() -> None:
-    schedule = schedule_of(Tree.from_parents([-1], [5], rows=[]))
-    assert (len(schedule.items), schedule.launches, schedule.num_partials) == (0, 0, 0)
-    assert schedule.pack().array[:1].tolist() == [0]
-
-
-@pytest.mark.parametrize(
-    ("change", "argument"),
-    [
-        (lambda s: {"items": with_slot(s, 0, int(s.items[1, 6]))}, "partial0"),
-        (lambda s: {"items": with_slot(s, 0, -1)}, "row 0"),
-        (lambda s: {"items": with_slot(s, 0, 1000)}, "partial0"),
-        (lambda s: {"merge_partials": s.merge_partials[::-1]}, "merge_partials"),
-        (lambda s: {"merge_rows": s.merge_rows[[1, 0, 2]]}, "merge_partials"),
-        (lambda s: {"merge_rows": s.merge_rows[[1, 1, 2]]}, "row 0"),
-        (lambda s: {"rows": s.rows[[1, 0, 2, *range(3, len(s.rows))]]}, "merge_partials"),
-    ],
-)
-def test_broken_schedules_are_rejected(change: Callable[[Schedule], dict[str, object]], argument: str) -> None:
-    """Two items on one slot, rows written twice or never, lists that name other rows' slots."""
-    schedule = schedule_of("100(20,30,40)")
-    verify_schedule(schedule, 3)
-    with pytest.raises(PlanError) as caught:
-        verify_schedule(dataclasses.replace(schedule, **change(schedule)), 3)
-    assert str(caught.value).startswith(f"{argument} = ")
-    assert "\n" not in str(caught.value)
-
-
-def test_a_schedule_for_more_rows_is_rejected() -> None:
-    with pytest.raises(PlanError, match="row 3 = 0 writes"):
-        verify_schedule(schedule_of("100(20,30,40)"), 4)
-
-
 # Kernel configs
 
 
@@ -288,151 +186,6 @@ def test_shapes_that_fit_nowhere_are_rejected() -> None:
     tree, tiny = Tree.parse("900(9*100)"), dataclasses.replace(H200, name="tiny", shared_bytes=16_384)
     with pytest.raises(ShapeError, match="head_dim = 128: needs more than the 16384 bytes of shared memory of tiny"):
         lower(strategies.deft_node().plan(Problem(tree, SHAPE, tiny)), Problem(tree, SHAPE, tiny))
-
-
-# The arena
-
-
-def test_the_table_of_sections_names_the_fields_of_arenas_capacities_and_schedules() -> None:
-    assert Arena._fields == ("array", *(section.name for section in SECTIONS))
-    rooms, tables = ({getattr(section, column) for section in SECTIONS} for column in ("room", "table"))
-    assert rooms == {field.name for field in dataclasses.fields(ArenaSizes)} - {"slots"}
-    divisions = {"config_indptr", "round_indptr", "merge_round_indptr"}  # these are for the host
-    assert tables == {field.name for field in dataclasses.fields(Schedule)} - {"configs", "fixed"} - divisions
-
-
-def unpacked(arena: Arena, schedule: Schedule) -> dict[str, list[int]]:
-    """The sections of an arena as kernels address them, cut to what the schedule holds."""
-    array = arena.array
-
-    def section(begin: int, values: np.ndarray) -> list[int]:
-        return array[begin : begin + values.size].tolist()
-
-    result = {
-        "rows": section(arena.rows, schedule.rows),
-        "tiles": section(arena.tiles, schedule.tiles),
-        "packed_runs": section(arena.packed_runs, schedule.packed_runs),
-        "merge_partials": section(arena.merge_partials, schedule.merge_partials),
-        "work_indptr": section(arena.work_indptr, schedule.work_indptr),
-        "work": section(arena.work, schedule.work),
-        "epilogue_indptr": section(arena.epilogue_indptr, schedule.epilogue_indptr),
-        "epilogue_partials": section(arena.epilogue_partials, schedule.epilogue_partials),
-    }
-    for s, (_, merges) in enumerate(schedule.rounds):
-        result[f"merge_rows {s}"] = section(arena.merge_rows[s], schedule.merge_rows[merges])
-        result[f"merge_indptr {s}"] = section(
-            arena.merge_indptr[s], schedule.merge_indptr[merges.start : merges.stop + 1]
-        )
-    for c, begin in enumerate(arena.items):
-        result[f"items {c}"] = section(begin, schedule.items[schedule.config_indptr[c] : schedule.config_indptr[c + 1]])
-    return result
-
-
-def contents(schedule: Schedule) -> dict[str, list[int]]:
-    names = (
-        "rows",
-        "tiles",
-        "packed_runs",
-        "merge_partials",
-        "work_indptr",
-        "work",
-        "epilogue_indptr",
-        "epilogue_partials",
-    )
-    result = {name: getattr(schedule, name).ravel().tolist() for name in names}
-    for c in range(len(schedule.configs)):
-        items = schedule.items[schedule.config_indptr[c] : schedule.config_indptr[c + 1]].tolist()
-        for item in items:
-            rows = schedule.rows[item[0] : item[0] + item[1]].tolist()
-            item[-1] = rows[0] if rows == [*range(rows[0], rows[0] + len(rows))] else -1
-        result[f"items {c}"] = [value for item in items for value in item]
-    for s, (_, merges) in enumerate(schedule.rounds):
-        result[f"merge_rows {s}"] = schedule.merge_rows[merges].tolist()
-        result[f"merge_indptr {s}"] = schedule.merge_indptr[merges.start : merges.stop + 1].tolist()
-    return result
-
-
-@examples(80)
-@given(
-    tree=forests(30, salt=2),
-    name=st.sampled_from((*strategy_names(), "row-configs", "merge-last")),
-    extra=st.lists(st.integers(0, 40), min_size=8, max_size=8),
-)
-def test_the_arena_holds_everything_at_any_capacity(tree: Tree, name: str, extra: list[int]) -> None:
-    if name == "row-configs":
-        schedule = lower(plan_by_row_classes(tree, 0, 3, unseen=True), Problem(tree, SHAPE, H200))
-    elif name == "merge-last":
-        plan = MergeLast().apply(strategies.cascade().plan(Problem(tree, ONE_HEAD, H200)), tree)
-        schedule = lower(plan, Problem(tree, ONE_HEAD, H200))
-    else:
-        schedule = schedule_of(tree, strategy_from(name))
-    size = schedule.size
-    capacity = ArenaSizes(
-        tuple(count + extra[0] for count in size.items),
-        size.rows + extra[1],
-        size.tiles + extra[2],
-        size.packed_runs + extra[3],
-        tuple(count + extra[4] for count in size.merges),
-        size.merge_partials + extra[5],
-        size.slots,
-        size.workers + (extra[6] if size.workers else 0),
-        size.work + extra[6],
-        size.epilogue_rows + (extra[7] if size.epilogue_rows else 0),
-        size.epilogue_partials + extra[7],
-    )
-    exact, larger = schedule.pack(), schedule.pack(capacity)
-    assert len(exact.array) <= len(larger.array)
-    for arena in (exact, larger):
-        assert arena.array.dtype == np.int32
-        assert unpacked(arena, schedule) == contents(schedule)
-        rows_at = ITEM_FIELDS.index("rows")
-        for c, begin in enumerate(arena.items):
-            room = (capacity if arena is larger else size).items[c]
-            items = arena.array[begin : begin + room * len(ITEM_FIELDS)].reshape(room, len(ITEM_FIELDS))
-            assert not items[size.items[c] :, rows_at].any()
-        for s, begin in enumerate(arena.merge_rows):
-            room = (capacity if arena is larger else size).merges[s]
-            assert (arena.array[begin + size.merges[s] : begin + room] == SURPLUS_MERGE).all()
-        places = (getattr(arena, section.name) for section in SECTIONS)
-        offsets = [*np.hstack([*places]).tolist(), len(arena.array)]
-        assert all(offset % ALIGNMENT == 0 for offset in offsets)
-        assert offsets == sorted(offsets)
-
-
-def test_the_arena_leaves_room_to_read_one_step_ahead() -> None:
-    """Kernels load the next step's entries before they know that there is none."""
-    schedule = schedule_of("64(16)")
-    arena = schedule.pack()
-    (tile,) = schedule.configs
-    assert arena.packed_runs - arena.tiles >= (len(schedule.tiles) + 1) * 4
-    assert arena.merge_partials - arena.packed_runs >= (len(schedule.packed_runs) + tile.runs_per_tile) * 4
-
-
-def test_arenas_of_one_capacity_have_one_layout() -> None:
-    """A growing tree reuses the offsets that a CUDA graph has captured."""
-    capacity = ArenaSizes((64,), 64, 512, 512, (64,), 256, 256)
-    layouts = {
-        schedule_of(text).pack(capacity)._replace(array=None)
-        for text in ("100(20,30)", "100(21(5*3),31)", "9", "700(8*40)")
-    }
-    assert len(layouts) == 1
-
-
-@pytest.mark.parametrize("field", ["items", "rows", "tiles", "packed_runs", "merges", "merge_partials", "slots"])
-def test_a_capacity_that_is_too_small_is_named(field: str) -> None:
-    schedule = schedule_of("200(20,30)")
-    needed = getattr(schedule.size, field)
-    room = tuple(count - 1 for count in needed) if field in ("items", "merges") else needed - 1
-    with pytest.raises(PlanError) as caught:
-        schedule.pack(dataclasses.replace(schedule.size, **{field: room}))
-    assert str(caught.value).startswith(f"capacity.{field} = ")
-    assert "declare a larger capacity" in str(caught.value)
-
-
-def test_a_capacity_for_other_classes_is_rejected() -> None:
-    schedule = schedule_of("200(20,30)")
-    with pytest.raises(PlanError, match=r"capacity\.items"):
-        schedule.pack(dataclasses.replace(schedule.size, items=(9, 9)))
 
 
 # Forms
