@@ -156,8 +156,10 @@ class Beam:
         return min(max(2, 1 + len(self.stop_ids)) * self.width, continuations)
 
     def _read(self, rows: dict[int, list[int]], copy: HostCopy) -> dict[int, list[_Candidate]]:
-        """Returns the candidates of each prompt, best first. Waits for the device."""
+        """Returns the candidates of each prompt, best first. Waits for the device. Raises InputError for NaN."""
         totals, places = copy.read().numpy()
+        if np.isnan(totals).any():
+            raise InputError("logits", "NaN or -inf", "give beams no scores", "look for NaN in the model's weights")
         beams, tokens = divmod(places.astype(np.int64), self._vocabulary)
         known = map(_Candidate, totals.tolist(), beams.tolist(), tokens.tolist())
         return {prompt: list(islice(known, self._most(len(own) * self._vocabulary))) for prompt, own in rows.items()}

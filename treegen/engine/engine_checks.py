@@ -78,7 +78,10 @@ def check_tokens(name: str, tokens: Sequence[int], vocabulary: int) -> None:
     """Raises BranchError, with this name, unless these are tokens of the vocabulary."""
     for token in tokens:
         if type(token) is not int or not 0 <= token < vocabulary:
-            raise BranchError(name, token, f"is not one of the tokens 0..{vocabulary - 1}", "return one of these")
+            reason, fix = f"is not one of the tokens 0..{vocabulary - 1}", "return one of these"
+            if token == vocabulary:
+                fix += "; `Sampling` gives this number where logits are NaN"
+            raise BranchError(name, token, reason, fix)
 
 
 def check_resting(frontier: Frontier, growth: Growth, together: bool, others: bool) -> None:

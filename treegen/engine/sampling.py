@@ -72,7 +72,8 @@ class Sampling:
         Where a row has no probabilities to draw by, the token is the number of tokens, which is none of them.
         """
         if not self.temperature:
-            return logits.argmax(-1)
+            tokens = logits.argmax(-1)  # of NaN, if there is any
+            return torch.where(logits.gather(-1, tokens[:, None])[:, 0] > -torch.inf, tokens, logits.shape[1])
         scores = kept(logits.float() / self.temperature, self.top_k, self.top_p)
         cumulated = scores.double().softmax(-1).cumsum(-1)
         noise = [self._noise(label, position) for label, position in zip(labels, positions, strict=True)]
