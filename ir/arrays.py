@@ -118,7 +118,7 @@ def whole_numbers(
         entries = values if array.ndim == 1 else np.asarray(values, object).reshape(-1)
     if array.dtype.kind in "iu" and not (is_made and _has_truths(entries)):
         return array
-    index = next((i for i, value in enumerate(entries) if not _is_integer(value)), None)
+    index = next((i for i, value in enumerate(entries) if not is_integer(value)), None)
     if index is not None:
         raise error(f"{argument}[{index}]", entries[index], "is not an integer", "give whole numbers")
     index = next((i for i, value in enumerate(entries) if not -(2**63) <= value < 2**63), None)
@@ -163,7 +163,7 @@ def check_made(argument: str, value: object, count: int, what: str, error: type[
         raise error(argument, value, f"makes {count} {what}", f"stay at or below {MOST_MADE}")
 
 
-def _is_integer(value: object) -> bool:
+def is_integer(value: object) -> bool:
     """Tells whether this is an integer of Python or NumPy, and no boolean."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from support.tiny_models import PROMPTS, generated, tiny
-from treegen.engine import Beam, Engine, NGrams, Sample, Sampling, Speculate, Step
+from treegen.engine import (
+    Beam,
+    Branch,
+    Continuation,
+    Engine,
+    Frontier,
+    Growth,
+    Next,
+    NGrams,
+    Sample,
+    Sampling,
+    Speculate,
+    Step,
+)
 from treegen.engine.control import Controller
 from treegen.integrations import HFModel
 from treegen.ir.errors import TreegenError
@@ -67,3 +82,61 @@ def test_the_first_of_equally_likely_tokens_is_taken() -> None:
     logits[1, 2] = logits[1, 4] = 1.0
     logits[2, 3] = torch.inf
     assert Sampling().draw(logits, [(0,)] * 3, [1] * 3) == [0, 2, 3]
+
+
+class Ends:
+    """Ends the prompts one after another, with the results that it is told."""
+
+    together, width, max_new_tokens = False, 2, 8
+
+    def __init__(self, ended: Callable[[Branch], list[Continuation]]) -> None:
+        self.ended = ended
+
+    def decide(self, frontier: Frontier) -> Growth:
+        grown, results = {}, []
+        for branch in frontier.branches:
+            ends = len(branch.new_tokens) > branch.label[0]
+            grown[branch.number] = [] if ends else [Next(3, branch.label)]
+            results += self.ended(branch) if ends else []
+        return Growth(grown, results)
+
+
+class Tells(Ends):
+    """Decides for the first branch as it is told, once it has a new token."""
+
+    def __init__(self, decide: Callable[[Branch], Growth]) -> None:
+        super().__init__(lambda branch: [])
+        self.told = decide
+
+    def decide(self, frontier: Frontier) -> Growth:
+        branch = frontier.branches[0]
+        if branch.new_tokens:
+            growth = self.told(branch)
+            others = {each.number: [Next(3, each.label)] for each in frontier.branches[1:]}
+            return growth._replace(grown={**others, **growth.grown})
+        return super().decide(frontier)
+
+
+@pytest.mark.parametrize("tokens", [torch.tensor, np.array])
+def test_results_with_equal_labels_may_have_tensors_and_arrays(tokens: Callable[[list[int]], Any]) -> None:
+    """They stay as they ended; the label 0 comes before 1."""
+
+    def ended(branch: Branch) -> list[Continuation]:
+        labels = [(*branch.label, 1), (*branch.label, 0), (*branch.label, 0)]
+        return [Continuation(label, tokens([place, 5])) for place, label in enumerate(labels)]
+
+    found = engine(Ends(ended)).run(PROMPTS)
+    assert [[own.tokens[0] for own in each] for each in found] == [[1, 2, 0]] * 3
+
+
+@pytest.mark.parametrize("label", [("x",), (0, "a"), (0.5,), (0.0,), (False,), (np.zeros(2),)], ids=str)
+def test_labels_are_integers(label: Any) -> None:
+    refused(
+        engine(Ends(lambda branch: [Continuation(label, [1])])), r"decide\(\) = .*: is the label of a result, and no"
+    )
+    refused(engine(Tells(lambda branch: Growth({branch.number: [Next(3, label)]}, []))), "is no label of integers that")
+
+
+def test_labels_may_have_numpys_integers() -> None:
+    made = engine(Ends(lambda branch: [Continuation((*branch.label, np.int64(place)), [place]) for place in (1, 0)]))
+    assert made.run(PROMPTS) == [[((number, 0), [0], 0.0), ((number, 1), [1], 0.0)] for number in range(3)]

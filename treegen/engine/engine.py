@@ -146,7 +146,7 @@ class Engine:
             prompts: The tokens of each prompt: a list, an array, or a tensor on the host.
 
         Returns:
-            For each prompt its results, in the order of their labels.
+            For each prompt its results, in the order of their labels, and those of equal labels as they ended.
 
         Raises:
             BranchError: Branches run already, or a prompt is empty, too long, or has other tokens than the model; all
@@ -175,7 +175,7 @@ class Engine:
             self._waiting.clear()
             self._undecided.clear()
             self.sequences.clear()
-        return [sorted(results) for results in self._results]
+        return [sorted(results, key=lambda each: each.label) for results in self._results]
 
     @property
     def waiting(self) -> int:

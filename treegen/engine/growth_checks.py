@@ -9,6 +9,7 @@ from treegen.engine.branch import Branch
 from treegen.engine.control import Growth
 from treegen.engine.engine_checks import check_tokens
 from treegen.engine.sequences import SequenceTree
+from treegen.ir.arrays import is_integer
 from treegen.ir.errors import BranchError
 
 _COLUMNS = {"grown": Mapping, "results": Iterable, "accepted": Mapping, "resting": Collection}
@@ -40,6 +41,10 @@ def _is_next(each: object) -> bool:
     return isinstance(each, tuple) and len(each) == 2 and isinstance(each[1], tuple)
 
 
+def _is_label(label: tuple[object, ...]) -> bool:
+    return bool(label) and all(map(is_integer, label))
+
+
 def check_growth(
     sequences: SequenceTree, branches: Sequence[Branch], growth: Growth, prompts: int, vocabulary: int, most: int
 ) -> None:
@@ -64,12 +69,12 @@ def check_growth(
             reason = f"would have more than max_new_tokens = {most}"
             raise BranchError("decide()", branch.number, reason, "end it, or raise the controller's max_new_tokens")
         for _, label in grown[branch.number]:
-            if label[:1] != prompt:
-                reason = f"is no label that begins with the number of the prompt, {branch.label[0]}"
+            if label is not branch.label and not (_is_label(label) and label[:1] == prompt):
+                reason = f"is no label of integers that begins with the number of the prompt, {branch.label[0]}"
                 raise BranchError("decide()", label, reason, "keep the first number of labels")
     for result in growth.results:
-        if not result.label or not 0 <= result.label[0] < prompts:
-            reason = "is the label of a result, and does not begin with the number of a prompt"
+        if not _is_label(result.label) or not 0 <= result.label[0] < prompts:
+            reason = "is the label of a result, and no integers that begin with the number of a prompt"
             raise BranchError("decide()", result.label, reason, "begin with the branch's own first number")
     resting = sum(not grown.get(number) for number in growth.resting)
     after = len(sequences) - len(grown) + sum(map(len, grown.values())) + resting
