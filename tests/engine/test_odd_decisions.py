@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from treegen.engine import (
     Beam,
     Branch,
     Continuation,
+    DraftTree,
     Engine,
     Frontier,
     Growth,
@@ -21,6 +22,7 @@ from treegen.engine import (
     NGrams,
     Sample,
     Sampling,
+    Selection,
     Speculate,
     Step,
 )
@@ -140,3 +142,67 @@ def test_labels_are_integers(label: Any) -> None:
 def test_labels_may_have_numpys_integers() -> None:
     made = engine(Ends(lambda branch: [Continuation((*branch.label, np.int64(place)), [place]) for place in (1, 0)]))
     assert made.run(PROMPTS) == [[((number, 0), [0], 0.0), ((number, 1), [1], 0.0)] for number in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("decide", "text"),
+    [(lambda branch: Growth({branch.number: [], "a": [], 99: []}, []), r"decide\(\) = \[99, 'a'\]: .* no decision"),
+     (lambda branch: Growth({branch.number: []}, [], {}, [[0]]), r"decide\(\)\.resting = \[\[0\]\]: are no numbers"),
+     (lambda branch: Growth({branch.number: []}, [], {}, {"a"}), r"decide\(\)\.resting = \{'a'\}: are no numbers"),
+     (lambda branch: Growth({branch.number: []}, [], {}, {7, 8}), r"resting = \[7, 8\]: is not in the frontier"),
+     (lambda branch: Growth({branch.number: []}, [], {99: [0], "a": []}), r"accepted = \[99, 'a'\]: is not in the fr"),
+     (lambda branch: Growth({branch.number: []}, [], {branch.number: [0]}), "accepted = 0: should keep 1 drafts, and")],
+)  # fmt: skip
+def test_decisions_about_what_is_not_there(decide: Callable[[Branch], Growth], text: str) -> None:
+    refused(engine(Tells(decide)), text)
+
+
+class Accepts(Tells):
+    """Accepts what it is told of its drafts."""
+
+    max_draft, draft_trees = 2, False
+
+    def draft(self, branches: Sequence[Branch]) -> list[DraftTree]:
+        return [DraftTree.chain([3, 3])] * len(branches)
+
+
+def accepting(drafts: Any) -> Engine:
+    def told(branch: Branch) -> Growth:
+        return Growth({branch.number: []}, [Continuation(branch.label, branch.new_tokens)], {branch.number: drafts})
+
+    return engine(Accepts(told))
+
+
+@pytest.mark.parametrize(
+    "drafts", [None, 3, "ab", {0}, np.array(0), [0.0], ["a"], [True], [[0]], [1], [0, 0, 0]], ids=str
+)
+def test_drafts_that_cannot_be_accepted(drafts: Any) -> None:
+    listed = isinstance(drafts, list)
+    text = r"accepted = 0: (has drafts with|should keep 3)" if listed else r"decide\(\)\.accepted\[0\] = .*: is no list"
+    refused(accepting(drafts), text, PROMPTS[:1])
+
+
+@pytest.mark.parametrize("drafts", [[], [0, 1], (0,), range(2), np.array([0, 1])], ids=str)
+def test_drafts_that_are_accepted_may_be_any_list(drafts: Any) -> None:
+    accepting(drafts).run(PROMPTS[:1])
+
+
+class Forks(Beam):
+    """Selects what it is told."""
+
+    def __init__(self, change: Callable[[Selection], Any]) -> None:
+        super().__init__(2, 8)
+        self.change = change
+
+    def select_forks(self, frontier: Frontier) -> Any:
+        return self.change(super().select_forks(frontier))
+
+
+@pytest.mark.parametrize("change", [lambda found: found[:1], lambda found: None, lambda found: (*found, 1)])
+def test_selections_of_another_form(change: Callable[[Selection], Any]) -> None:
+    refused(engine(Forks(change)), r"select_forks\(\) = (tuple|NoneType): is no Selection; return")
+
+
+def test_a_selection_may_be_one_tensor() -> None:
+    expected = [[own.tokens for own in each] for each in engine(Beam(2, 8)).run(PROMPTS)]
+    assert [[own.tokens for own in each] for each in engine(Forks(torch.stack)).run(PROMPTS)] == expected

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 
 from treegen.engine.branch import Branch
-from treegen.ir.arrays import INT32_MAX, Ints, Longs
+from treegen.ir.arrays import INT32_MAX, Ints, Longs, is_integer
 from treegen.ir.errors import BranchError
 
 _SHIFT, _BITS = 5, 32
@@ -81,7 +81,7 @@ def check_path(number: int, drafts: Sequence[int], parents: Sequence[int]) -> No
 
     parents: those of all its drafts.
     """
-    known = all(0 <= draft < len(parents) for draft in drafts)
+    known = all(is_integer(draft) and 0 <= draft < len(parents) for draft in drafts)
     if not known or [parents[draft] for draft in drafts] != [-1, *drafts][: len(drafts)]:
         reason = f"has drafts with parents {list(parents)}, of which {list(drafts)} should stay"
         raise BranchError("accepted", number, reason, "accept drafts that follow one another from the first")

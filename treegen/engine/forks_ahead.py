@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from treegen.engine.branch import Branch
-from treegen.engine.control import Frontier, Growth, Selection
+from treegen.engine.control import Frontier, Growth
 from treegen.engine.engine_checks import check_forks, check_selected, check_tokens
 from treegen.engine.forward import Forward
-from treegen.engine.growth_checks import check_form
+from treegen.engine.growth_checks import check_form, checked_selection
 from treegen.engine.host_copy import HostCopy
 from treegen.engine.shared_pages import share_by_prompt
 from treegen.engine.tokens_ahead import UNKNOWN, TokensAhead
@@ -44,7 +44,7 @@ class ForksAhead(TokensAhead):
 
     def select(self, frontier: Frontier) -> HostCopy:
         """See TokensAhead."""
-        self._selected, parents = Selection(*self.controller.select_forks(frontier))
+        self._selected, parents = checked_selection(self.controller.select_forks(frontier))
         check_selected("select_forks()", self._selected, len(frontier.branches))
         check_selected("select_forks()", parents, len(frontier.branches))
         self._parents = parents.contiguous()

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from treegen.engine.branch import Branch
-from treegen.engine.control import Growth
+from treegen.engine.control import Growth, Selection
 from treegen.engine.engine_checks import check_tokens
 from treegen.engine.sequences import SequenceTree
 from treegen.ir.arrays import is_integer
@@ -30,11 +32,25 @@ def check_form(name: str, growth: object) -> Growth:
         if not isinstance(following, Sequence) or not all(map(_is_next, following)):
             reason, fix = "is no list of next tokens", "return treegen.engine.Next(token, label) for each"
             raise BranchError(name, following, reason, fix)
+    for number, drafts in made.accepted.items() if {*map(type, made.accepted.values())} - {list} else ():
+        if not isinstance(drafts, Sequence | np.ndarray) or isinstance(drafts, str | bytes) or not np.ndim(drafts):
+            raise BranchError(f"{name}.accepted[{number!r}]", drafts, "is no list of drafts", "list their numbers")
+    if not all(map(is_integer, made.resting)):
+        raise BranchError(f"{name}.resting", made.resting, "are no numbers of branches", "list integers")
     for result in made.results:
         if not isinstance(getattr(result, "label", None), tuple) or not hasattr(result, "tokens"):
             fix = "return treegen.engine.Continuation(label, tokens)"
             raise BranchError(name, type(result).__name__, "is no result", fix)
-    return made
+    return made._replace(resting=frozenset(made.resting))
+
+
+def checked_selection(found: Any) -> Selection:
+    """Returns what `select_forks` has returned. Raises BranchError unless it has the form of a Selection."""
+    try:
+        return Selection(*found)
+    except TypeError as cause:
+        fix = "return treegen.engine.Selection(tokens, parents)"
+        raise BranchError("select_forks()", type(found).__name__, "is no Selection", fix) from cause
 
 
 def _is_next(each: object) -> bool:
@@ -61,10 +77,15 @@ def check_growth(
     grown = growth.grown
     if unknown := grown.keys() ^ {branch.number for branch in branches}:
         reason = "is not in the frontier, or has no decision"
-        raise BranchError("decide()", sorted(unknown), reason, "decide for each branch of the frontier")
+        raise BranchError("decide()", sorted(unknown, key=str), reason, "decide for each branch of the frontier")
+    if unknown := growth.accepted.keys() - grown.keys():
+        raise BranchError("accepted", sorted(unknown, key=str), "is not in the frontier", "name branches with drafts")
     check_tokens("decide()", [token for following in grown.values() for token, _ in following], vocabulary)
     for branch in branches:
         prompt, kept = branch.label[:1], len(growth.accepted.get(branch.number, ()))
+        if kept > branch.drafts:
+            reason = f"should keep {kept} drafts, and has {branch.drafts}"
+            raise BranchError("accepted", branch.number, reason, "name branches with drafts")
         if grown[branch.number] and len(branch.tokens) - branch.drafts + kept - branch.prompt >= most:
             reason = f"would have more than max_new_tokens = {most}"
             raise BranchError("decide()", branch.number, reason, "end it, or raise the controller's max_new_tokens")

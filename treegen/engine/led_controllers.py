@@ -30,7 +30,7 @@ from treegen.engine.control import (
 )
 from treegen.engine.draft_trees import DraftTree
 from treegen.engine.engine_checks import check_selected, checked_drafts
-from treegen.engine.growth_checks import check_form
+from treegen.engine.growth_checks import check_form, checked_selection
 
 
 class _Led:
@@ -120,7 +120,7 @@ class _LedSelectingForks(_LedAhead):
 
     def select_forks(self, frontier: Frontier) -> Selection:
         """See SelectingForks."""
-        return Selection(*self._controller.select_forks(self._shared(frontier)))
+        return checked_selection(self._controller.select_forks(self._shared(frontier)))
 
     def _shared(self, frontier: Frontier) -> Frontier:
         shared = _SharedFrontier(*frontier)
