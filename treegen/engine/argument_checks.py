@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from treegen.engine.control import Drafting
+from treegen.ir.arrays import is_integer, positive_int
 from treegen.ir.errors import InputError
 
 _OF_MODELS = ("shape", "layers", "max_tokens", "vocabulary", "device", "__call__")
@@ -18,8 +20,13 @@ def check_model(model: object) -> None:
 
 
 def check_controller(controller: object) -> None:
-    """Raises InputError unless this has what a Controller has."""
+    """Raises InputError unless this has what a Controller has, with numbers that are in range."""
     _check_has("controller", controller, _OF_CONTROLLERS, "give for instance treegen.engine.Sample()")
+    for name in ("width", "max_new_tokens"):
+        positive_int(f"controller.{name}", getattr(controller, name), InputError)
+    if isinstance(controller, Drafting) and not (is_integer(controller.max_draft) and controller.max_draft >= 0):
+        reason = "is not an integer of at least 0"
+        raise InputError("controller.max_draft", controller.max_draft, reason, "give the most drafts of a branch")
 
 
 def check_drafter(drafter: object) -> None:

@@ -1,0 +1,47 @@
+"""Arguments that are out of range or of another type: one line says so, before anything is launched."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from support.tiny_models import tiny
+from treegen.engine import Branch, DraftTree, Engine, Frontier, Growth
+from treegen.engine.control import Controller
+from treegen.integrations import HFModel
+from treegen.ir.errors import InputError
+
+
+def engine(controller: Controller, **options: Any) -> Engine:
+    return Engine(HFModel(tiny()), controller, **{"num_pages": 60, "page_size": 4, "max_branches": 9, **options})
+
+
+class Drafts:
+    """A controller with the numbers that it is told."""
+
+    together, draft_trees = False, False
+
+    def __init__(self, width: Any = 1, max_new_tokens: Any = 8, max_draft: Any = 0) -> None:
+        self.width, self.max_new_tokens, self.max_draft = width, max_new_tokens, max_draft
+
+    def draft(self, branches: Sequence[Branch]) -> list[DraftTree]:
+        return [DraftTree((), ())] * len(branches)
+
+    def decide(self, frontier: Frontier) -> Growth:
+        return Growth({branch.number: [] for branch in frontier.branches}, [])
+
+
+@pytest.mark.parametrize("value", ["2", None, 2.0, -1, True])
+@pytest.mark.parametrize("name", ["width", "max_new_tokens", "max_draft"])
+def test_the_numbers_of_a_controller(name: str, value: Any) -> None:
+    with pytest.raises(InputError, match=rf"^controller\.{name} = {value}: is not an? (positive )?integer"):
+        engine(Drafts(**{name: value}))
+
+
+def test_a_controller_has_room_for_branches_and_tokens() -> None:
+    for name in ("width", "max_new_tokens"):
+        with pytest.raises(InputError, match=rf"^controller\.{name} = 0: is not a positive integer"):
+            engine(Drafts(**{name: 0}))
+    assert engine(Drafts(max_draft=0)).run([[1, 2]]) == [[]]
