@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from support.tiny_models import tiny
-from treegen.engine import Branch, DraftTree, Engine, Frontier, Growth
+from support.tiny_models import PROMPTS, tiny
+from treegen.engine import Branch, DraftTree, Engine, Frontier, Growth, Sample
 from treegen.engine.control import Controller
 from treegen.integrations import HFModel
 from treegen.ir.errors import InputError
@@ -45,3 +45,17 @@ def test_a_controller_has_room_for_branches_and_tokens() -> None:
         with pytest.raises(InputError, match=rf"^controller\.{name} = 0: is not a positive integer"):
             engine(Drafts(**{name: 0}))
     assert engine(Drafts(max_draft=0)).run([[1, 2]]) == [[]]
+
+
+def test_a_model_that_attends_by_another_function() -> None:
+    """After `set_attn_implementation` the model is not treegen's, until it is attached again."""
+    model = HFModel(tiny())
+    made = Engine(model, Sample(max_new_tokens=3), num_pages=60)
+    expected = made.run(PROMPTS)
+    model.model.set_attn_implementation("sdpa")
+    text = r"^model = LlamaForCausalLM: attends by sdpa, not by treegen; call attach\(\) of its HFModel first$"
+    with pytest.raises(InputError, match=text):
+        made.run(PROMPTS)
+    assert made.sequences.available == made.pool.num_pages
+    model.attach()
+    assert made.run(PROMPTS) == expected

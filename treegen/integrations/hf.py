@@ -22,8 +22,8 @@ class HFModel:
     """A decoder of Transformers 5 as a model of the decoding system.
 
     Its attention function becomes `treegen`, which serves steps of an engine and nothing else;
-    `model.set_attn_implementation` sets another one. Full layers and layers with sliding windows are served, with or
-    without a soft cap of the scores and sinks.
+    `model.set_attn_implementation` sets another one, and `attach` this one again. Full layers and layers with sliding
+    windows are served, with or without a soft cap of the scores and sinks.
 
     Several ranks may compute the model together: those of `from_pretrained(..., tp_plan="auto")` or `divide_heads`.
     Each then attends with its part of the heads, and has all logits.
@@ -49,6 +49,7 @@ class HFModel:
     def __init__(self, model: Any, *, weak: bool = False, compile_options: Mapping[str, Any] | None = None) -> None:
         config = check_decoder(model)
         self._model: Callable[[], Any] = ref(model) if weak else lambda: model
+        self._config, self._way = config, NAME
         self.layers = int(config.num_hidden_layers)
         self.max_tokens, self.vocabulary = most_tokens(config), int(config.vocab_size)
         self.ranks = int(getattr(model, "tp_size", None) or 1)
@@ -68,6 +69,7 @@ class HFModel:
         """Gives the model its attention function, and sets it to evaluation."""
         register(torch.compiler.disable(attend) if self._compiles else attend)  # type: ignore[no-untyped-call]
         self.model.set_attn_implementation(NAME)
+        self._way = self._config._attn_implementation
         self.model.eval()
 
     @property
@@ -80,7 +82,10 @@ class HFModel:
     @torch.no_grad()
     def __call__(self, step: Step, keep: torch.Tensor) -> torch.Tensor:
         """Computes a step; returns the logits of the rows `keep`. See treegen.engine.Model."""
-        rows = step.rows
+        rows, way = step.rows, self._config._attn_implementation
+        if way != self._way:
+            fix = "call attach() of its HFModel first"
+            raise InputError("model", type(self.model).__name__, f"attends by {way}, not by {NAME}", fix)
         try:
             made = self.model(
                 input_ids=step.ids[None, :rows], position_ids=step.positions[None, :rows], use_cache=False,
