@@ -79,6 +79,32 @@ def test_logits_without_a_most_likely_token(make: Any, first: str, later: str, v
         refused(engine(make(), model), text)
 
 
+class Shaped(HFModel):
+    """A model that returns something made of its logits in one call."""
+
+    at, called = 2, 0
+    change: Callable[[torch.Tensor], Any]
+
+    def __call__(self, step: Step, keep: torch.Tensor) -> Any:
+        self.called += 1
+        logits = super().__call__(step, keep)
+        return self.change(logits) if self.called == self.at else logits
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [(lambda logits: None, "NoneType"), (lambda logits: (logits,), "tuple"),
+     (lambda logits: logits[:, :-1], r"logits of shape \(3, 96\)"), (lambda logits: logits.T, r"logits of shape \(97,"),
+     (lambda logits: logits.repeat(1, 2), r"logits of shape \(3, 194\)"),
+     (lambda logits: logits[None], r"logits of shape \(1, 3, 97\)")],
+)  # fmt: skip
+def test_logits_of_another_shape(change: Callable[[torch.Tensor], Any], found: str) -> None:
+    model = Shaped(tiny())
+    model.change = change
+    text = f"^model = {found}.*: has not a row for each of 3, with a number for each of 97 tokens; return logits"
+    refused(engine(Sample(max_new_tokens=4), model), text)
+
+
 def test_the_first_of_equally_likely_tokens_is_taken() -> None:
     logits = torch.zeros(3, 5)
     logits[1, 2] = logits[1, 4] = 1.0

@@ -204,13 +204,16 @@ def check_heads(shape: Shape, q: torch.Tensor, keys: torch.Tensor, values: torch
             raise InputError(name, f"shape {tuple(tensor.shape)}", reason, "give the model the shape of its layers")
 
 
-def check_computed(attended: int, layers: int, logits: torch.Tensor, rows: int) -> None:
-    """Raises InputError unless all layers have attended in a step, and there are logits of this number of rows."""
+def check_computed(attended: int, layers: int, logits: object, shape: tuple[int, int]) -> None:
+    """Raises InputError unless all layers have attended in a step, and there are logits of this shape."""
     if attended < layers:
         found, fix = f"{attended} of {layers} layers", "call attend in each attention layer"
         raise InputError("model", found, "called attend in the step", fix)
-    if len(logits) != rows:
-        found, reason = f"logits of shape {tuple(logits.shape)}", f"has not a row for each of {rows}"
+    if not isinstance(logits, torch.Tensor) or logits.shape != shape:
+        found = type(logits).__name__
+        if isinstance(logits, torch.Tensor):
+            found = f"logits of shape {tuple(logits.shape)}"
+        reason = f"has not a row for each of {shape[0]}, with a number for each of {shape[1]} tokens"
         raise InputError("model", found, reason, "return logits of the rows that are asked for")
 
 

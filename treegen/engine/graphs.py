@@ -5,12 +5,15 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from treegen.engine.step import Step
 from treegen.ir.errors import BackendError
+
+if TYPE_CHECKING:
+    from treegen.engine.forward import Model
 
 _FINE, _COARSE, _FINE_UP_TO = 8, 16, 64
 """Graphs are for 1, 2, 4 and then every multiple of 8 rows up to 64, and for multiples of 16 rows above that."""
@@ -77,7 +80,7 @@ class StepGraphs:
     def __init__(
         self,
         step: Step,
-        model: Callable[[Step, torch.Tensor], torch.Tensor],
+        model: Model,
         buckets: list[int],
         most_kept: int | None = None,
         needed: bool = True,

@@ -9,7 +9,8 @@ Query rows are ordered by the branches' rows in the batch, and within a branch b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -26,6 +27,9 @@ from treegen.engine.row_forks import fork_rows
 from treegen.engine.sequences import SequenceTree
 from treegen.ir.arrays import Ints, Longs, positive_int
 from treegen.ir.errors import BranchError
+
+if TYPE_CHECKING:
+    from treegen.engine.forward import Model
 
 
 class Step:
@@ -179,7 +183,7 @@ class Step:
         """
         self._page_rows.find(branches, forks)
 
-    def compute(self, model: Callable[[Step, torch.Tensor], torch.Tensor], keep: torch.Tensor) -> torch.Tensor:
+    def compute(self, model: Model, keep: torch.Tensor) -> torch.Tensor:
         """Runs a model on the step.
 
         Args:
@@ -190,11 +194,11 @@ class Step:
             Logits `[rows kept, vocabulary]`.
 
         Raises:
-            InputError: Not every layer has attended, so that its KV is missing, or there are too few or many logits.
+            InputError: Not every layer has attended, so that its KV is missing, or the logits have another shape.
         """
         self._attended, self._read = set(), set()
         logits = model(self, keep)
-        check_computed(len(self._attended), self.pool.layers, logits, len(keep))
+        check_computed(len(self._attended), self.pool.layers, logits, (len(keep), model.vocabulary))
         return logits
 
     def attend(
