@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import torch
 
 from support.tiny_models import PROMPTS, tiny
 from treegen.engine import Branch, DraftTree, Engine, Frontier, Growth, Sample
 from treegen.engine.control import Controller
-from treegen.integrations import HFModel
+from treegen.integrations import HFModel, generate
 from treegen.ir.errors import InputError
 
 
@@ -59,3 +60,23 @@ def test_a_model_that_attends_by_another_function() -> None:
     assert made.sequences.available == made.pool.num_pages
     model.attach()
     assert made.run(PROMPTS) == expected
+
+
+@pytest.mark.parametrize(
+    ("ids", "options", "text"),
+    [([[]], {}, r"input_ids = \[1, 0\]: has no tokens; give"),
+     ([[1, 2]], {"engine_options": [("page_size", 4)]}, r"engine_options = \[\('page_size', 4\)\]: is no dictionary"),
+     ([[1, 2]], {"engine_options": 3}, "engine_options = 3: is no dictionary"),
+     ([[1, 2]], {"engine_options": {3: 1, "pages": 2}}, r"engine_options = \[3, 'pages'\]: are no such options"),
+     ([[1, 2]], {"num_beams": 0}, "num_beams = 0: is not a positive integer"),
+     ([[1, 2]], {"num_beams": -1}, "num_beams = -1: is not a positive integer"),
+     ([[1, 2]], {"num_return_sequences": -2}, "num_return_sequences = -2: is not a positive integer"),
+     ([[1, 2], [3, 4]], {"attention_mask": torch.tensor([[0, 1], [0, 0]])}, "attention_mask = .*: has a row of zeros"),
+     ([[1, 2]], {"attention_mask": torch.tensor([[1, 0]])}, "attention_mask = .*: has zeros after ones")],
+    ids=str,
+)  # fmt: skip
+def test_calls_of_generate(ids: list[list[int]], options: dict[str, Any], text: str) -> None:
+    given = {"custom_generate": generate, "max_new_tokens": 3, "pad_token_id": 0, **options}
+    with pytest.raises(InputError, match=f"^{text}") as found:
+        tiny().generate(torch.tensor(ids, dtype=torch.int64), **given)
+    assert "\n" not in str(found.value)

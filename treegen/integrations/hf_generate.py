@@ -80,7 +80,7 @@ def generate(
     request = check_request(model, input_ids, stopping_criteria, generation_config, model_kwargs)
     if token_streamer is not None and len(input_ids) > 1:
         raise InputError("token_streamer", f"{len(input_ids)} rows", "is for one row, without beams", "leave it out")
-    options = _options(request, given := engine_options or {})
+    options = _options(request, given := {} if engine_options is None else engine_options)
     controller = _controller(_rules(logits_processor, stopping_criteria, generation_config, token_streamer), request)
     controller.rules.stream(input_ids)
     with _restored(model), engine_for(model, controller, options, given, request.max_draft) as engine:
@@ -119,7 +119,9 @@ def _controller(rules: TokenRules, request: GenerateRequest) -> LockstepSample |
 
 def _options(request: GenerateRequest, given: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the options of the engine, by default with room for all rows of a request at their longest."""
-    if unknown := sorted(given.keys() - set(OPTIONS)):
+    if not isinstance(given, Mapping):
+        raise InputError("engine_options", given, "is no dictionary", 'give {"num_pages": 500}, for instance')
+    if unknown := sorted(given.keys() - set(OPTIONS), key=str):
         raise InputError("engine_options", unknown, "are no such options", f"give some of {', '.join(OPTIONS)}")
     if not isinstance(given.get("keep", True), bool):
         raise InputError("engine_options['keep']", given["keep"], "is not a bool", "give True or False")

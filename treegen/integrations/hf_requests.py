@@ -88,6 +88,11 @@ def check_request(
     """
     if model.config.is_encoder_decoder:
         raise InputError("model", type(model).__name__, "has an encoder", "give a decoder")
+    for name in ("num_beams", "num_return_sequences"):
+        if getattr(config, name) is not None:
+            positive_int(name, getattr(config, name), InputError)
+    if not ids.numel():
+        raise InputError("input_ids", list(ids.shape), "has no tokens", "give each prompt at least one")
     mode = str(getattr(config.get_generation_mode(), "value", ""))
     if mode not in SERVED:
         raise InputError("generation mode", mode, "is not served", f"use one of {', '.join(SERVED)}")
@@ -148,6 +153,9 @@ def _prompts(ids: torch.Tensor, mask: torch.Tensor | None, width: int) -> list[l
     if mask.shape != (len(ids) * width, ids.shape[1]):
         raise InputError("attention_mask", list(mask.shape), "has not the shape of input_ids", "give one of 0 and 1")
     kept = (mask[::width] != 0).int()
+    if not bool(kept.any(dim=1).all()):
+        reason = "has a row of zeros, which is a prompt without tokens"
+        raise InputError("attention_mask", kept.tolist(), reason, "give each prompt at least one token")
     if bool((kept.diff(dim=1) < 0).any()) or not bool(kept[:, -1].all()):
         reason = "has zeros after ones; only padding at the left is served"
         fix = 'pass attention_mask, and give the tokenizer padding_side="left"'
