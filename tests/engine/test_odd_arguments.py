@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from support.tiny_models import PROMPTS, tiny
-from treegen.engine import Branch, DraftTree, Engine, Frontier, Growth, Sample
+from treegen.engine import Branch, DraftTree, Engine, Frontier, Growth, KVPool, Sample, SequenceTree
 from treegen.engine.control import Controller
 from treegen.integrations import HFModel, generate
 from treegen.ir.errors import InputError
+from treegen.ir.shape import Shape
 
 
 def engine(controller: Controller, **options: Any) -> Engine:
@@ -80,3 +81,23 @@ def test_calls_of_generate(ids: list[list[int]], options: dict[str, Any], text: 
     with pytest.raises(InputError, match=f"^{text}") as found:
         tiny().generate(torch.tensor(ids, dtype=torch.int64), **given)
     assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize("adopts", [False, True])
+def test_branches_are_shared_and_fork_without_a_step(adopts: bool) -> None:
+    """`store` is enough: the live batch need not be told of lengths, as steps do."""
+    tree = SequenceTree(KVPool(Shape(2, 1, 16, page_size=4), 1, 12), 4)
+    first, other = tree.add(range(9), (0,)), tree.add(range(9), (1,))
+    tree.reserve({first.number: 9})
+    tree.store({first.number: 9})
+    if adopts:
+        assert tree.adopt(other.number) == 8
+        tree.reserve({other.number: 1})
+        tree.store({other.number: 1})
+    fork = tree.fork(first.number)
+    tree.check()
+    (again,) = tree.replace([first.number], [other.number if adopts else fork.number])
+    tree.check()
+    assert again.pages[:2] == fork.pages[:2]
+    tree.clear()
+    assert tree.pool.free == 12

@@ -82,6 +82,7 @@ class SequenceTree:
         of_parents, ending = [self[number] for number in parents], [self[number] for number in ended]
         shared_pages.check_replaced(ended, parents)
         self._check_room(len(parents) - len(ended))
+        shared_pages.tell_stored(self.live, of_parents)
         shared = shared_pages.shared_counts(self.live, ending)
         found = shared_pages.predecessors(ending, of_parents, self.pool.page_tokens)
         for number in {*ended} - {branch.number for branch in found if branch is not None}:
@@ -236,7 +237,7 @@ class SequenceTree:
             self.pool.retain(branch.pages)
             self.live.set_tokens(branch.seat, branch.stored)
             if tokens and pages[: tokens // size] == owner.pages[: tokens // size]:
-                self.live.share(branch.seat, owner.seat, tokens)
+                shared_pages.share(self.live, branch, owner, tokens)
         return branch.stored
 
     def pages_missing(self, counts: Mapping[int, int]) -> int:

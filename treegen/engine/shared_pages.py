@@ -65,6 +65,19 @@ def shared_counts(live: LiveBatch, branches: Iterable[Branch]) -> dict[int, int]
     return {branch.number: int(most[branch.seat]) // live.page_size for branch in branches}
 
 
+def tell_stored(live: LiveBatch, branches: Iterable[Branch]) -> None:
+    """Tells the live batch of tokens that branches have stored, where a step has not told it ahead."""
+    for branch in branches:
+        if live.tokens[branch.seat] < branch.stored:
+            live.set_tokens(branch.seat, branch.stored)
+
+
+def share(live: LiveBatch, branch: Branch, other: Branch, tokens: int) -> None:
+    """Tells the live batch that a branch shares its first tokens with another one, which has stored them."""
+    tell_stored(live, [other])
+    live.share(branch.seat, other.seat, tokens)
+
+
 def follow(live: LiveBatch, fork: Branch, parent: Branch) -> None:
     """Tells the live batch of a fork in the seat of a branch with other pages: what it shares with its parent."""
     seat = parent.seat
