@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from support.tiny_models import PROMPTS, tiny
-from treegen.engine import Branch, DraftTree, Engine, Frontier, Growth, KVPool, Sample, SequenceTree
+from treegen.engine import Beam, Branch, DraftTree, Engine, Frontier, Growth, KVPool, Sample, SequenceTree
 from treegen.engine.control import Controller
 from treegen.integrations import HFModel, generate
 from treegen.ir.errors import InputError
@@ -101,3 +102,21 @@ def test_branches_are_shared_and_fork_without_a_step(adopts: bool) -> None:
     assert again.pages[:2] == fork.pages[:2]
     tree.clear()
     assert tree.pool.free == 12
+
+
+@pytest.mark.parametrize("penalty", [300.0, -300.0, 300, -(10**300), 1e308])
+def test_length_penalties_whose_scores_no_float_holds(penalty: float) -> None:
+    with pytest.raises(
+        InputError, match=r"length_penalty = .*: makes scores of 20 tokens too large or too small for a f"
+    ):
+        Beam(2, 20, penalty)
+    assert Beam(2, 1, penalty).length_penalty == penalty
+
+
+@pytest.mark.parametrize("penalty", [200.0, -200.0])
+def test_large_length_penalties(penalty: float) -> None:
+    """Scores are sums below 0: the longest results are the best, or the shortest."""
+    (found,) = engine(Beam(2, 20, penalty, stop_ids=tuple(range(1, 97, 3)))).run(PROMPTS[:1])
+    lengths = [len(each.tokens) for each in found]
+    assert lengths == sorted(lengths, reverse=penalty > 0)
+    assert all(-math.inf < each.score < 0 for each in found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,9 @@ from treegen.engine.host_copy import HostCopy
 from treegen.ir.arrays import positive_int
 from treegen.ir.errors import InputError
 from treegen.ir.scalars import is_finite
+
+_LARGEST_LOG = 600.0
+"""Of what sums are divided by; floats end at 709."""
 
 
 @dataclass(slots=True)
@@ -71,6 +75,9 @@ class Beam:
         self.max_new_tokens = positive_int("max_new_tokens", max_new_tokens, InputError)
         if not is_finite(length_penalty):
             raise InputError("length_penalty", length_penalty, "is not a finite number", "give one, for instance 1.0")
+        if abs(length_penalty) * math.log(max_new_tokens) > _LARGEST_LOG:
+            reason = f"makes scores of {max_new_tokens} tokens too large or too small for a float"
+            raise InputError("length_penalty", length_penalty, reason, "give one nearer to 0")
         if not isinstance(early_stopping, bool) and early_stopping != "never":
             raise InputError("early_stopping", early_stopping, "is unknown", 'use True, False or "never"')
         check_stop_ids(stop_ids)
