@@ -142,12 +142,18 @@ def listed(argument: str, values: Any, fix: str, reason: str = "is not a list") 
 
 
 def positive_int(argument: str, value: object, error: type[TreegenError]) -> int:
-    """Returns `value` if it is an integer of 1..2^31 - 1; raises `error` otherwise."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+    """Returns `value` as an int if it is an integer of 1..2^31 - 1, also of NumPy; raises `error` otherwise."""
+    if not is_integer(value) or value < 1:
         raise error(argument, value, "is not a positive integer", "give a whole number of at least 1")
     if value > INT32_MAX:
         raise error(argument, value, f"exceeds {INT32_MAX}", "give a smaller number")
-    return value
+    return int(value)
+
+
+def set_positive_ints(made: object, fields: Iterable[str], error: type[TreegenError]) -> None:
+    """Sets these fields of a frozen dataclass to their `positive_int`."""
+    for field in fields:
+        object.__setattr__(made, field, positive_int(field, getattr(made, field), error))
 
 
 def check_total(tokens: npt.NDArray[Any]) -> None:
@@ -163,7 +169,7 @@ def check_made(argument: str, value: object, count: int, what: str, error: type[
         raise error(argument, value, f"makes {count} {what}", f"stay at or below {MOST_MADE}")
 
 
-def is_integer(value: object) -> bool:
+def is_integer(value: object) -> TypeGuard[int]:
     """Tells whether this is an integer of Python or NumPy, and no boolean."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 

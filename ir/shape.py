@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from treegen.ir.arrays import positive_int
+from treegen.ir.arrays import set_positive_ints
 from treegen.ir.errors import ShapeError
 
 DTYPES = ("fp16", "bf16", "fp32")
@@ -83,8 +83,8 @@ class Shape:
         set_field(self, "dtype", dtype_name("dtype", self.dtype))
         set_field(self, "kv_dtype", dtype_name("kv_dtype", self.kv_dtype, (*DTYPES, *FP8)))
         set_field(self, "partial_dtype", dtype_name("partial_dtype", self.partial_dtype))
-        for name in ("num_qo_heads", "num_kv_heads", "head_dim", "head_dim_v", "page_size"):
-            positive_int(name, getattr(self, name), ShapeError)
+        numbers = ("num_qo_heads", "num_kv_heads", "head_dim", "head_dim_v", "page_size")
+        set_positive_ints(self, numbers, ShapeError)
         if self.num_qo_heads % self.num_kv_heads:
             reason = f"is not a multiple of num_kv_heads = {self.num_kv_heads}"
             raise ShapeError("num_qo_heads", self.num_qo_heads, reason, "give every KV head the same number of heads")

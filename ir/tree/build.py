@@ -61,7 +61,7 @@ def from_paths(paths: Iterable[Sequence[Hashable]], block_size: int) -> Parts:
                 a b c e          node 1     └─ d     row 0
                 a b              node 2     └─ e     row 1
     """
-    positive_int("block_size", block_size, TreeError)
+    block_size = positive_int("block_size", block_size, TreeError)
     given = _checked_paths(paths, "give one sequence of tokens or hashes per row")
     if not given:
         raise TreeError("paths", paths, "is empty", "give at least one path")

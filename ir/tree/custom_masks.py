@@ -157,7 +157,7 @@ def _checked_table(
     kv_indptr: IntsLike, kv_indices: IntsLike | None, kv_last_page_len: IntsLike | None, page_size: int
 ) -> _Table:
     """Returns the places of requests' tokens, in a cache with pages or without. Raises TreeError."""
-    positive_int("page_size", page_size, TreeError)
+    page_size = positive_int("page_size", page_size, TreeError)
     indptr = _checked_indptr("kv_indptr", kv_indptr)
     counts = indptr[1:] - indptr[:-1]
     if kv_indices is None:

@@ -41,7 +41,7 @@ _GIVE_SLOTS = "give the slots of the new tokens"
 
 def appended(tree: Tree, rows: IntsLike | None, tokens: int, slots: npt.ArrayLike | None) -> Edited:
     """See Tree.appended."""
-    positive_int("tokens", tokens, TreeError)
+    tokens = positive_int("tokens", tokens, TreeError)
     chosen = _chosen_rows(rows, tree.num_rows)
     check_made("tokens", tokens, len(chosen) * tokens, "tokens")
     places = _given_slots(slots, len(chosen), tokens)
@@ -93,7 +93,7 @@ def _longer_leaves(tree: Tree, rows: Longs, tokens: int, places: Longs) -> Edite
 
 def branched(tree: Tree, row: int, copies: int) -> Edited:
     """See Tree.branched."""
-    positive_int("copies", copies, TreeError)
+    copies = positive_int("copies", copies, TreeError)
     chosen = int(int32_array("row", [row], low=0, high=tree.num_rows - 1)[0])
     check_made("copies", copies, tree.num_rows + copies - 1, "rows")
     row_node = np.append(tree.row_node, np.full(copies - 1, tree.row_node[chosen]))

@@ -97,7 +97,7 @@ class KVRuns:
         Raises:
             TreeError: A node has too few or too many pages, or a page is out of range.
         """
-        positive_int("page_size", page_size, TreeError)
+        page_size = positive_int("page_size", page_size, TreeError)
         tokens = int32_array("tokens", tokens, low=0)
         high = INT32_MAX // page_size - 1  # so that all slots are below 2^31 - 1
         of_nodes = listed("kv", pages, "give one sequence of pages per node")

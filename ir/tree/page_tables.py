@@ -53,7 +53,7 @@ Sorted: TypeAlias = tuple[TreeParts, Ranks]
 
 def from_page_table(kv_indptr: IntsLike, kv_indices: IntsLike, kv_last_page_len: IntsLike, page_size: int) -> Sorted:
     """See Tree.from_page_table."""
-    positive_int("page_size", page_size, TreeError)
+    page_size = positive_int("page_size", page_size, TreeError)
     indptr = int32_array("kv_indptr", kv_indptr, low=0, copy=False)
     indices = int32_array("kv_indices", kv_indices, low=0, high=last_page(page_size), copy=False)
     last = int32_array("kv_last_page_len", kv_last_page_len, low=0, high=page_size, copy=False)
@@ -66,7 +66,7 @@ def from_page_table(kv_indptr: IntsLike, kv_indices: IntsLike, kv_last_page_len:
 
 def from_block_table(block_table: npt.ArrayLike, seq_lens: IntsLike, page_size: int) -> Sorted:
     """See Tree.from_block_table."""
-    positive_int("page_size", page_size, TreeError)
+    page_size = positive_int("page_size", page_size, TreeError)
     lengths = int32_array("seq_lens", seq_lens, low=0, copy=False).astype(np.int64)
     table = host_array("block_table", block_table)
     if table.size == 0 and table.ndim < 2:

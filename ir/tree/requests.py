@@ -51,7 +51,7 @@ def from_requests(
     page_size: int = 1,
 ) -> Made:
     """See Tree.from_requests. Requests have their numbers as seats."""
-    positive_int("page_size", page_size, TreeError)
+    page_size = positive_int("page_size", page_size, TreeError)
     length = int32_array("seq_lens", seq_lens, low=0)
     seat, none = int32_ramp(len(length)), frozen(np.zeros(len(length)))
     if (shared_with is None) != (shared_tokens is None):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from treegen.ir.arrays import INT32_MAX, Ints, frozen, positive_int, ragged_ranges
+from treegen.ir.arrays import INT32_MAX, Ints, frozen, ragged_ranges, set_positive_ints
 from treegen.ir.errors import TreeError
 from treegen.ir.tree.kv import KVRuns
 from treegen.ir.tree.page_tables import TreeParts
@@ -48,8 +48,7 @@ class Shard:
     interleave: int = 1
 
     def __post_init__(self) -> None:
-        positive_int("size", self.size, TreeError)
-        positive_int("interleave", self.interleave, TreeError)
+        set_positive_ints(self, ("size", "interleave"), TreeError)
         if type(self.rank) is not int or not 0 <= self.rank < self.size:
             raise TreeError("rank", self.rank, f"is not one of {self.size} ranks", f"give 0..{self.size - 1}")
         if self.period > INT32_MAX:

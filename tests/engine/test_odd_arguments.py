@@ -6,14 +6,30 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from support.tiny_models import PROMPTS, tiny
-from treegen.engine import Beam, Branch, DraftTree, Engine, Frontier, Growth, KVPool, Sample, SequenceTree
+from treegen.engine import (
+    Beam,
+    Branch,
+    Continuation,
+    DraftTree,
+    Engine,
+    Frontier,
+    Growth,
+    KVPool,
+    Next,
+    NGrams,
+    Sample,
+    Sampling,
+    SequenceTree,
+    Speculate,
+)
 from treegen.engine.control import Controller
 from treegen.integrations import HFModel, generate
-from treegen.ir.errors import InputError
+from treegen.ir.errors import InputError, TreegenError
 from treegen.ir.shape import Shape
 
 
@@ -120,3 +136,45 @@ def test_large_length_penalties(penalty: float) -> None:
     lengths = [len(each.tokens) for each in found]
     assert lengths == sorted(lengths, reverse=penalty > 0)
     assert all(-math.inf < each.score < 0 for each in found)
+
+
+def test_numbers_may_be_numpys() -> None:
+    """Those of controllers, engines and decisions, as tokens of prompts are; they become Python's own."""
+    three, ids = np.int64(3), np.array([40, 41])
+    sample = Sample(three, Sampling(np.float32(0.5), np.int32(9), np.float32(1), np.int64(7)), np.int64(5), ids)
+    plain = Sample(3, Sampling(0.5, 9, 1.0, 7), 5, (40, 41))
+    assert sample == plain
+    assert {type(getattr(sample, name)) for name in ("n", "max_new_tokens")} == {int}
+    sizes = {"num_pages": np.int64(60), "page_size": np.int32(4), "max_branches": np.int8(9), "max_rows": np.int16(90)}
+    made = Engine(HFModel(tiny()), sample, **sizes)
+    assert made.run(PROMPTS) == engine(plain).run(PROMPTS)
+    assert type(made.pool.num_pages) is type(made.pool.page_size) is int
+    beams, same = Beam(np.int64(2), three, np.float32(1), stop_ids=ids), Beam(2, 3, 1.0, stop_ids=[40, 41])
+    assert vars(beams) == vars(same)
+    assert Speculate(NGrams(three), three, stop_ids=ids) == Speculate(NGrams(3), 3, stop_ids=(40, 41))
+    assert Shape(np.int64(2), 1, 16) == Shape(2, 1, 16)
+
+
+def test_tokens_of_decisions_may_be_numpys() -> None:
+    class Threes(Drafts):
+        def decide(self, frontier: Frontier) -> Growth:
+            ends = len(frontier.branches[0].new_tokens) > 2
+            grown = {each.number: [] if ends else [Next(np.int64(3), each.label)] for each in frontier.branches}
+            assert all(type(token) is int for each in frontier.branches for token in each.tokens)
+            return Growth(grown, [Continuation(each.label, each.new_tokens) for each in frontier.branches if ends])
+
+    assert [each.tokens for each in engine(Threes()).run([[1, 2]])[0]] == [[3, 3, 3]]
+
+
+@pytest.mark.parametrize("stop_ids", [{3: 1}, "", b"ab", np.array(3), np.array([[3]]), np.array([0.5]), [np.bool_(1)]])
+def test_stop_ids_that_are_no_tokens(stop_ids: Any) -> None:
+    for make in (Sample, lambda stop_ids: Beam(2, stop_ids=stop_ids), lambda stop_ids: Speculate(stop_ids=stop_ids)):
+        with pytest.raises(InputError, match=r"stop_ids = .*: is not a sequence of tokens; give"):
+            make(stop_ids=stop_ids)
+
+
+@pytest.mark.parametrize("value", [np.bool_(1), np.float64(2), True, np.int64(0), np.array(2)])
+def test_numbers_that_are_none(value: Any) -> None:
+    for make in (Sample, Beam, lambda n: engine(Sample(), num_pages=n), lambda n: engine(Sample(), max_branches=n)):
+        with pytest.raises(TreegenError, match="is not a positive integer; give"):
+            make(value)

@@ -14,13 +14,13 @@ import torch
 
 from treegen.engine.branch import Branch
 from treegen.engine.control import Continuation, Frontier, Growth, Next, Selection
-from treegen.engine.engine_checks import check_stop_ids
+from treegen.engine.engine_checks import checked_stop_ids
 from treegen.engine.fork_places import in_places
 from treegen.engine.graphs import chosen_rows
 from treegen.engine.host_copy import HostCopy
 from treegen.ir.arrays import positive_int
 from treegen.ir.errors import InputError
-from treegen.ir.scalars import is_finite
+from treegen.ir.scalars import is_finite, plain_number
 
 _LARGEST_LOG = 600.0
 """Of what sums are divided by; floats end at 709."""
@@ -73,15 +73,16 @@ class Beam:
     ) -> None:
         self.width = positive_int("width", width, InputError)
         self.max_new_tokens = positive_int("max_new_tokens", max_new_tokens, InputError)
+        length_penalty = plain_number(length_penalty)
         if not is_finite(length_penalty):
             raise InputError("length_penalty", length_penalty, "is not a finite number", "give one, for instance 1.0")
-        if abs(length_penalty) * math.log(max_new_tokens) > _LARGEST_LOG:
+        if abs(length_penalty) * math.log(self.max_new_tokens) > _LARGEST_LOG:
             reason = f"makes scores of {max_new_tokens} tokens too large or too small for a float"
             raise InputError("length_penalty", length_penalty, reason, "give one nearer to 0")
         if not isinstance(early_stopping, bool) and early_stopping != "never":
             raise InputError("early_stopping", early_stopping, "is unknown", 'use True, False or "never"')
-        check_stop_ids(stop_ids)
-        self.length_penalty, self.early_stopping, self.stop_ids = length_penalty, early_stopping, frozenset(stop_ids)
+        self.length_penalty, self.early_stopping = length_penalty, early_stopping
+        self.stop_ids = frozenset(checked_stop_ids(stop_ids))
         self.together = True
         self._searches: dict[int, _PromptBeams] = {}  # by prompt
         self._best: tuple[dict[int, list[int]], HostCopy]  # the rows of prompts, and their candidates

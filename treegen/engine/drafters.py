@@ -18,7 +18,7 @@ from treegen.engine.draft_steps import DraftSteps
 from treegen.engine.draft_trees import DraftTree, chains
 from treegen.engine.engine import CHUNK_ROWS
 from treegen.engine.forward import Model
-from treegen.ir.arrays import positive_int
+from treegen.ir.arrays import positive_int, set_positive_ints
 from treegen.ir.errors import InputError
 
 _OF_EARLIER = 2
@@ -86,8 +86,7 @@ class NGrams:
     )  # by the identity of a text: the text, and its tokens
 
     def __post_init__(self) -> None:
-        positive_int("longest", self.longest, InputError)
-        positive_int("occurrences", self.occurrences, InputError)
+        set_positive_ints(self, ("longest", "occurrences"), InputError)
 
     @property
     def trees(self) -> bool:
@@ -203,7 +202,7 @@ class DraftModel:
                 reason = f"is more than the {model.vocabulary} tokens of the model"
                 raise InputError(f"widths[{depth}]", width, reason, "give fewer")
         self.trees = prod(widths) > 1
-        self._steps = DraftSteps(model, tuple(widths), num_pages, page_size, max_texts, CHUNK_ROWS)
+        self._steps = DraftSteps(model, tuple(map(int, widths)), num_pages, page_size, max_texts, CHUNK_ROWS)
 
     @property
     def drafts(self) -> int:

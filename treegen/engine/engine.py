@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from operator import index
 
 from treegen.backends.kept_tensors import for_kept_tensors
 from treegen.distributed.parallel import Parallel
@@ -40,6 +41,7 @@ from treegen.engine.sequences import SequenceTree
 from treegen.engine.tokens_ahead import TokensAhead
 from treegen.engine.waiting import WaitingBranches
 from treegen.ir.errors import BranchError
+from treegen.ir.scalars import plain_number
 from treegen.strategies import Strategy
 
 CHUNK_ROWS = 2048
@@ -105,6 +107,8 @@ class Engine:
         check_parallel(parallel, model)
         check_controller(controller)
         check_options(model.device.type, {"prefix_cache": prefix_cache, "cuda_graphs": cuda_graphs}, make_kernel)
+        num_pages, page_size, max_branches = map(plain_number, (num_pages, page_size, max_branches))
+        max_rows = plain_number(max_rows)
         options = {
             "num_pages": num_pages, "page_size": page_size, "max_branches": max_branches, "max_rows": max_rows,
             "strategy": strategy, "deterministic": deterministic, "prefix_cache": prefix_cache,
@@ -261,7 +265,7 @@ class Engine:
         for branch in ready:
             for place, (token, label) in enumerate(grown[branch.number]):
                 own = next(forks) if place else branch
-                own.tokens.append(token)
+                own.tokens.append(index(token))
                 own.label = label
         for result in results:
             self._results[result.label[0]].append(result)

@@ -10,7 +10,7 @@ import torch
 
 from treegen.engine.branch import Branch
 from treegen.engine.draft_trees import DraftTree, chain, longest_path
-from treegen.ir.arrays import Longs, int32_array, positive_int
+from treegen.ir.arrays import Longs, int32_array, is_integer, positive_int
 from treegen.ir.errors import BranchError, InputError
 from treegen.ir.shape import Shape
 
@@ -77,7 +77,7 @@ def checked_prompts(prompts: Sequence[Sequence[int]], most: int, new_tokens: int
 def check_tokens(name: str, tokens: Sequence[int], vocabulary: int) -> None:
     """Raises BranchError, with this name, unless these are tokens of the vocabulary."""
     for token in tokens:
-        if type(token) is not int or not 0 <= token < vocabulary:
+        if not (type(token) is int or isinstance(token, np.integer)) or not 0 <= token < vocabulary:
             reason, fix = f"is not one of the tokens 0..{vocabulary - 1}", "return one of these"
             if token == vocabulary:
                 fix += "; `Sampling` gives this number where logits are NaN"
@@ -294,8 +294,10 @@ def check_count(limits: Sequence[int], prompts: int) -> None:
         raise BranchError("controller.limits", f"{len(limits)} limits", reason, fix)
 
 
-def check_stop_ids(stop_ids: object) -> None:
-    """Raises InputError unless this is a collection of tokens."""
-    if isinstance(stop_ids, Collection) and all(type(token) is int and token >= 0 for token in stop_ids):
-        return
-    raise InputError("stop_ids", stop_ids, "is not a sequence of tokens", "give integers of at least 0")
+def checked_stop_ids(stop_ids: object) -> tuple[int, ...]:
+    """Returns these tokens, in a collection of any type. Raises InputError unless they are tokens."""
+    given: Any = stop_ids.tolist() if isinstance(stop_ids, np.ndarray | torch.Tensor) else stop_ids
+    listed = isinstance(given, Collection) and not isinstance(given, str | bytes | Mapping)
+    if not listed or not all(is_integer(token) and token >= 0 for token in given):
+        raise InputError("stop_ids", stop_ids, "is not a sequence of tokens", "give integers of at least 0")
+    return tuple(map(int, given))

@@ -60,8 +60,8 @@ class KVPool:
     ) -> None:
         if shape.page_size not in PAGE_SIZES:
             raise PoolError("page_size", shape.page_size, "is not a power of two up to 128", "give 16, for instance")
-        positive_int("layers", layers, PoolError)
-        positive_int("num_pages", num_pages, PoolError)
+        layers = positive_int("layers", layers, PoolError)
+        num_pages = positive_int("num_pages", num_pages, PoolError)
         if shape.kv_layout != "NHD" or shape.kv_dtype != shape.dtype or shape.shared_kv:
             reason = "has another layout, another type than q, or K and V in one tensor"
             raise PoolError("shape", str(shape), reason, "give a shape with NHD pages in q's type")

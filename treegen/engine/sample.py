@@ -9,9 +9,9 @@ import torch
 
 from treegen.engine.branch import Branch
 from treegen.engine.control import Continuation, Frontier, Growth, Label, Next
-from treegen.engine.engine_checks import check_count, check_limits, check_stop_ids
+from treegen.engine.engine_checks import check_count, check_limits, checked_stop_ids
 from treegen.engine.sampling import Sampling, check_sampling, select_next
-from treegen.ir.arrays import positive_int
+from treegen.ir.arrays import set_positive_ints
 from treegen.ir.errors import InputError
 
 
@@ -37,10 +37,9 @@ class Sample:
     limits: Sequence[int] = ()
 
     def __post_init__(self) -> None:
-        positive_int("n", self.n, InputError)
-        positive_int("max_new_tokens", self.max_new_tokens, InputError)
+        set_positive_ints(self, ("n", "max_new_tokens"), InputError)
         check_sampling(self.sampling)
-        check_stop_ids(self.stop_ids)
+        object.__setattr__(self, "stop_ids", checked_stop_ids(self.stop_ids))
         check_limits(self.limits, self.max_new_tokens)
 
     @property

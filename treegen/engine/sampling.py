@@ -10,7 +10,7 @@ import torch
 
 from treegen.engine.control import Frontier
 from treegen.ir.errors import InputError
-from treegen.ir.scalars import is_finite
+from treegen.ir.scalars import is_finite, plain_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,8 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        for name in ("temperature", "top_k", "top_p", "seed"):
+            object.__setattr__(self, name, plain_number(getattr(self, name)))
         if not (is_finite(self.temperature) and self.temperature >= 0):
             raise InputError("temperature", self.temperature, "is not a finite number of at least 0", "give one")
         if type(self.top_k) is not int or self.top_k < 0:

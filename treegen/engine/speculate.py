@@ -18,9 +18,9 @@ from treegen.engine.branch import Branch
 from treegen.engine.control import Continuation, Frontier, Growth, Label, Next, warm_up
 from treegen.engine.draft_trees import DraftTree, draft_shape, longest_path
 from treegen.engine.drafters import DeviceDrafter, Drafter, DraftModel, NGrams
-from treegen.engine.engine_checks import check_count, check_drafts, check_limits, check_stop_ids, checked_drafts
+from treegen.engine.engine_checks import check_count, check_drafts, check_limits, checked_drafts, checked_stop_ids
 from treegen.engine.sampling import Sampling, check_sampling
-from treegen.ir.arrays import positive_int
+from treegen.ir.arrays import set_positive_ints
 from treegen.ir.errors import InputError
 
 
@@ -59,10 +59,9 @@ class Speculate:
 
     def __post_init__(self) -> None:
         check_drafter(self.drafter)
-        for name in ("max_draft", "n", "max_new_tokens"):
-            positive_int(name, getattr(self, name), InputError)
+        set_positive_ints(self, ("max_draft", "n", "max_new_tokens"), InputError)
         check_sampling(self.sampling)
-        check_stop_ids(self.stop_ids)
+        object.__setattr__(self, "stop_ids", checked_stop_ids(self.stop_ids))
         check_limits(self.limits, self.max_new_tokens)
 
     @property

@@ -76,7 +76,7 @@ class Step:
             for name, number in (("max_tokens", max_tokens), ("max_rows", max_rows), ("max_new", max_new or max_rows))
         )
         self.rows = 0
-        self._tokens = torch.zeros(3, max_rows, dtype=torch.int64, device=pool.device)
+        self._tokens = torch.zeros(3, self.max_rows, dtype=torch.int64, device=pool.device)
         self.ids, self.positions, self.slots = self._tokens
         self._page_rows = PageRows(batch, pool.pages_for(max_tokens), pool.device)
         self._lengths = torch.zeros(2 * batch + 1, dtype=torch.int32, device=pool.device)  # seq_lens, qo_indptr

@@ -13,7 +13,7 @@ import torch
 
 from treegen.engine.branch import Branch
 from treegen.engine.control import Continuation, Frontier, Growth, Label, Next
-from treegen.engine.engine_checks import check_stop_ids
+from treegen.engine.engine_checks import checked_stop_ids
 from treegen.engine.sampling import Sampling, check_sampling, select_next
 from treegen.ir.arrays import positive_int
 from treegen.ir.errors import InputError
@@ -96,9 +96,8 @@ class Search:
         self.branching = positive_int("branching", branching, InputError)
         self.thought_tokens = positive_int("thought_tokens", thought_tokens, InputError)
         self.depth = positive_int("depth", depth, InputError)
-        self.width, self.max_new_tokens = self.kept * branching, depth * thought_tokens
-        check_stop_ids(stop_ids)
-        self.score, self.stop, self.stop_ids = score, stop, frozenset(stop_ids)
+        self.width, self.max_new_tokens = self.kept * self.branching, self.depth * self.thought_tokens
+        self.score, self.stop, self.stop_ids = score, stop, frozenset(checked_stop_ids(stop_ids))
         self.sampling = Sampling(temperature=1.0) if sampling is None else check_sampling(sampling)
         self._levels: dict[int, _Level] = {}  # by prompt
 

@@ -129,8 +129,7 @@ def decode_io(
         TreegenError: A name is unknown, or a plan cannot be made.
     """
     on_target = target_from(target)
-    positive_int("layers", layers, StrategyError)
-    positive_int("stride", stride, StrategyError)
+    layers, stride = positive_int("layers", layers, StrategyError), positive_int("stride", stride, StrategyError)
     made = [strategy_from(strategy) for strategy in strategies]
     totals = [[0] * 4 for _ in made]
     steps = paths = 0

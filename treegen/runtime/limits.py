@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from treegen.ir.arrays import positive_int
+from treegen.ir.arrays import set_positive_ints
 from treegen.ir.errors import InputError
 from treegen.ir.kernel_config import KernelConfig
 from treegen.ir.shape import Shape
@@ -91,7 +91,7 @@ class WantedLimits:
     def __post_init__(self) -> None:
         for name in ("max_rows", "max_items", "max_slots"):
             if getattr(self, name) is not None:
-                positive_int(name, getattr(self, name), InputError)
+                set_positive_ints(self, [name], InputError)
 
     @property
     def any(self) -> bool:

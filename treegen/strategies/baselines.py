@@ -20,7 +20,8 @@ def query(split: int | None = None) -> Strategy:
     """
     passes: tuple[Pass, ...] = ()
     if split is not None:
-        passes = (SplitContext(positive_int("split", split, StrategyError)),)
+        split = positive_int("split", split, StrategyError)
+        passes = (SplitContext(split),)
     options = () if split is None else (("split", split),)
     traffic = Traffic("paths", "none" if split is None else "lengths")
     return Pipeline("query", by_row, passes, options, proven=True, pipeline_traffic=traffic, isolated=True)

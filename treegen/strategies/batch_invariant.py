@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from treegen.ir.arrays import positive_int
+from treegen.ir.arrays import set_positive_ints
 from treegen.ir.errors import StrategyError
 from treegen.ir.plan import Plan
 from treegen.ir.shape import Shape
@@ -66,7 +66,8 @@ class BatchInvariant(Strategy):
     batch_invariant: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if positive_int("chunk", self.chunk, StrategyError) % _MOST_TILE_TOKENS:
+        set_positive_ints(self, ["chunk"], StrategyError)
+        if self.chunk % _MOST_TILE_TOKENS:
             reason = f"is no multiple of {_MOST_TILE_TOKENS}"
             raise StrategyError("chunk", self.chunk, reason, "give whole tiles")
         if type(self.block) is not int or self.block not in (1, RUN_TOKENS):

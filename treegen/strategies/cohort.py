@@ -13,7 +13,7 @@ from typing import TypeVar, get_args
 
 import numpy as np
 
-from treegen.ir.arrays import Ints, Longs, frozen, int32_array, positive_int
+from treegen.ir.arrays import Ints, Longs, frozen, int32_array, set_positive_ints
 from treegen.ir.errors import StrategyError
 from treegen.ir.plan import Merge, Plan
 from treegen.ir.scalars import is_one_of
@@ -63,10 +63,8 @@ class Cohort(Strategy):
     proven: bool = True
 
     def __post_init__(self) -> None:
-        positive_int("head_rows", self.head_rows, StrategyError)
-        for name in ("split", "split_shared_rows"):
-            if getattr(self, name) is not None:
-                positive_int(name, getattr(self, name), StrategyError)
+        given = [name for name in ("split", "split_shared_rows") if getattr(self, name) is not None]
+        set_positive_ints(self, ["head_rows", *given], StrategyError)
         if self.shares is not None and (type(self.shares) not in (int, float) or not 0 < self.shares < math.inf):
             raise StrategyError("shares", self.shares, "is not a positive number", "give the number of thread blocks")
         if self.tile is not None:

@@ -29,7 +29,8 @@ def deft_node_chunk(chunk: int = BLOCK) -> Strategy:
     Raises:
         StrategyError: `chunk` is not a positive integer.
     """
-    passes = (SplitContext(positive_int("chunk", chunk, StrategyError)), TrimRows())
+    chunk = positive_int("chunk", chunk, StrategyError)
+    passes = (SplitContext(chunk), TrimRows())
     options, traffic = (("chunk", chunk),), Traffic("tree", "lengths")
     return Pipeline("deft-node-chunk", by_node, passes, options, proven=True, pipeline_traffic=traffic)
 
@@ -45,7 +46,8 @@ def deft_flatten(block: int = BLOCK, mask: Literal["interval", "bits"] = "interv
     Raises:
         StrategyError: An option is out of range.
     """
-    passes: tuple[Pass, ...] = (SplitContext(positive_int("block", block, StrategyError)), TrimRows())
+    block = positive_int("block", block, StrategyError)
+    passes: tuple[Pass, ...] = (SplitContext(block), TrimRows())
     options: tuple[tuple[str, object], ...] = (("block", block),)
     traffic = Traffic("tree", "lengths")
     if not is_one_of(mask, ("interval", "bits")):

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from treegen.ir.arrays import INT32_MAX, Ints, Longs, positive_int
+from treegen.ir.arrays import INT32_MAX, Ints, Longs, set_positive_ints
 from treegen.ir.errors import StrategyError
 from treegen.ir.plan import Plan
 from treegen.ir.shape import Shape
@@ -46,7 +46,7 @@ class FlashForge(Strategy):
 
     def __post_init__(self) -> None:
         if self.blocks is not None:
-            positive_int("blocks", self.blocks, StrategyError)
+            set_positive_ints(self, ["blocks"], StrategyError)
 
     @property
     def options(self) -> dict[str, object]:

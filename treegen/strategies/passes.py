@@ -11,7 +11,7 @@ from treegen.ir.arrays import (
     Longs,
     frozen,
     offsets,
-    positive_int,
+    set_positive_ints,
     stacked,
 )
 from treegen.ir.errors import StrategyError
@@ -47,8 +47,7 @@ class SplitContext:
     small_tokens: int = 1
 
     def __post_init__(self) -> None:
-        positive_int("tokens", self.tokens, StrategyError)
-        positive_int("small_tokens", self.small_tokens, StrategyError)
+        set_positive_ints(self, ("tokens", "small_tokens"), StrategyError)
 
     @property
     def name(self) -> str:

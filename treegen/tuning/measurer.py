@@ -54,7 +54,7 @@ class Measurer:
     def __init__(
         self, device: int | None = None, repeats: int = 15, timeout_s: float = 60.0, meter: Meter | None = None
     ) -> None:
-        positive_int("repeats", repeats, InputError)
+        repeats = positive_int("repeats", repeats, InputError)
         check_timeout("timeout_s", timeout_s)
         environment = dict(os.environ)
         if meter is None:

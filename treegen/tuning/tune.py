@@ -13,7 +13,7 @@ import torch
 from treegen.autotune_cache.entry import Entry, installed_versions
 from treegen.autotune_cache.policy_cache import POLICY_CACHE, CachedPolicy
 from treegen.backends.devices import current_target
-from treegen.ir.arrays import positive_int
+from treegen.ir.arrays import positive_int, set_positive_ints
 from treegen.ir.errors import BackendError, InputError, StrategyError
 from treegen.search.halves import Lowered, halved, large_cohorts
 from treegen.search.path_cuts import thresholds_of
@@ -56,8 +56,8 @@ class Tuning:
     meter: Meter | None = None
 
     def __post_init__(self) -> None:
-        positive_int("candidates", self.most, InputError)
-        positive_int("repeats", self.repeats, InputError)
+        object.__setattr__(self, "most", positive_int("candidates", self.most, InputError))
+        set_positive_ints(self, ["repeats"], InputError)
         check_timeout("timeout", self.timeout_s)
 
     def measurer(self, device: int | None = None) -> Measurer:

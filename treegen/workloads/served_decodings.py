@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from treegen.ir.arrays import positive_int
+from treegen.ir.arrays import set_positive_ints
 from treegen.ir.errors import FormatError
 from treegen.ir.scalars import is_finite
 from treegen.ir.tree import Tree
@@ -91,8 +91,7 @@ class BeamDecoding:
     tokens: int
 
     def __post_init__(self) -> None:
-        for field in ("width", "prompt", "tokens"):
-            positive_int(field, getattr(self, field), FormatError)
+        set_positive_ints(self, ("width", "prompt", "tokens"), FormatError)
 
     @property
     def most_tokens(self) -> int:
@@ -123,8 +122,7 @@ class DraftDecoding:
     accepted: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        for field in ("prompts", "prompt"):
-            positive_int(field, getattr(self, field), FormatError)
+        set_positive_ints(self, ("prompts", "prompt"), FormatError)
 
     @property
     def most_tokens(self) -> int:
