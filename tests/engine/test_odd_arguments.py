@@ -178,3 +178,13 @@ def test_numbers_that_are_none(value: Any) -> None:
     for make in (Sample, Beam, lambda n: engine(Sample(), num_pages=n), lambda n: engine(Sample(), max_branches=n)):
         with pytest.raises(TreegenError, match="is not a positive integer; give"):
             make(value)
+
+
+@pytest.mark.parametrize("temperature", [1e-19, 1e-21, 1e-38, 1e-300, 5e-324])
+@pytest.mark.parametrize("options", [{}, {"top_k": 2}, {"top_p": 0.5}], ids=str)
+def test_low_temperatures_take_the_most_likely_token(temperature: float, options: dict[str, Any]) -> None:
+    logits = torch.tensor([[5.0, 7.0, -3.0], [-9.0, -1e4, -8.0], [1.0, 1.0, 1.0]])
+    drawn = Sampling(temperature, **options).draw(logits, [(0,)] * 3, [1, 2, 3])
+    assert drawn == [1, 2, Sampling(1.0).draw(logits[2:], [(0,)], [3])[0]]
+    with pytest.raises(InputError, match=r"logits\[0\] = NaN or -inf"):
+        Sampling(temperature).draw(torch.full((1, 3), float("-inf")), [(0,)], [1])

@@ -12,6 +12,11 @@ from treegen.engine.control import Frontier
 from treegen.ir.errors import InputError
 from treegen.ir.scalars import is_finite, plain_number
 
+_LOW = 1e-20
+"""Temperatures from this one on divide logits as they are: quotients of logits below 1e18 are finite in fp32."""
+_LEAST = 1e-300
+"""Lower ones, whose reciprocals overflow, have the same effect."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
@@ -76,11 +81,17 @@ class Sampling:
         if not self.temperature:
             tokens = logits.argmax(-1)  # of NaN, if there is any
             return torch.where(logits.gather(-1, tokens[:, None])[:, 0] > -torch.inf, tokens, logits.shape[1])
-        scores = kept(logits.float() / self.temperature, self.top_k, self.top_p)
+        scores = kept(self._divided(logits.float()), self.top_k, self.top_p)
         cumulated = scores.double().softmax(-1).cumsum(-1)
         noise = [self._noise(label, position) for label, position in zip(labels, positions, strict=True)]
         uniform = torch.tensor(noise, dtype=torch.float64).to(scores.device, non_blocking=True)
         return torch.searchsorted(cumulated, uniform[:, None] * cumulated[:, -1:], right=True)[:, 0]
+
+    def _divided(self, logits: torch.Tensor) -> torch.Tensor:
+        """Returns logits over the temperature; for low ones less the largest of their row, which would overflow."""
+        if self.temperature >= _LOW:
+            return logits / self.temperature
+        return (logits.double() - logits.amax(-1, keepdim=True)) / max(self.temperature, _LEAST)
 
     def _noise(self, label: tuple[int, ...], position: int) -> float:
         """Returns a number of at least 0 and below 1."""
