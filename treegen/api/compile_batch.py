@@ -14,6 +14,7 @@ from treegen.backends.page_table import PAGE_SIZES, PageTable
 from treegen.environment import check_switches
 from treegen.ir.arrays import INT32_MAX
 from treegen.ir.errors import InputError, StrategyError
+from treegen.ir.scalars import plain_number
 from treegen.ir.shape import DEFAULT_SHAPE, Shape
 from treegen.runtime.batch_kernel import BatchKernel
 from treegen.runtime.batch_plans import check_strategy
@@ -72,6 +73,7 @@ def compile_batch(
         TreegenError: An argument cannot be served.
     """
     check_switches()
+    max_tokens, max_rows = plain_number(max_tokens), plain_number(max_rows)
     _check_sizes(shape, pages, max_tokens, max_rows)
     check_sm_scale(sm_scale)
     if not isinstance(batch_invariant, bool):

@@ -9,7 +9,7 @@ import torch
 from treegen.api.request_room import Settings, obstacle, room_for
 from treegen.backends.page_buffers import PageBuffers
 from treegen.ir.errors import InputError
-from treegen.ir.scalars import is_one_of
+from treegen.ir.scalars import is_one_of, plain_number
 from treegen.ir.shape import KV_LAYOUTS
 from treegen.runtime.limits import PageBounds, WantedLimits
 from treegen.strategies import Strategy
@@ -39,6 +39,7 @@ class WrapperOptions:
             raise InputError("isolated", self.isolated, "is not a bool", "give True or False")
         if self.by_request is not None and not isinstance(self.by_request, bool):
             raise InputError("by_request", self.by_request, "is not a bool", "give True, False or None")
+        object.__setattr__(self, "max_tokens", plain_number(self.max_tokens))
         if self.max_tokens is not None and (type(self.max_tokens) is not int or self.max_tokens < 1):
             fix = "give the tokens of the longest request"
             raise InputError("max_tokens", self.max_tokens, "is not a positive number of tokens", fix)

@@ -11,6 +11,7 @@ import torch
 
 from treegen.ir.arrays import INT32_MAX
 from treegen.ir.errors import InputError
+from treegen.ir.scalars import plain_number
 
 PAGE_SIZES = tuple(1 << power for power in range(8))
 """Page sizes, in tokens, that kernels for running batches serve."""
@@ -87,6 +88,7 @@ class PageTable:
             raise InputError("table_rows", "a tensor", "does not go with indptr", "give one of them")
         if self.indptr is None and self.table_rows is None and len(self.table) < batch:
             raise InputError("table", f"{len(self.table)} rows", f"is less than {batch} lengths", "give a row for each")
+        object.__setattr__(self, "num_pages", plain_number(self.num_pages))
         if type(self.num_pages) is not int or not 1 <= self.num_pages <= INT32_MAX:
             raise InputError("num_pages", self.num_pages, "is not a number of pages", "give those of the cache")
 

@@ -13,6 +13,7 @@ from treegen.distributed.local_options import LocalOptions
 from treegen.distributed.parallel import Parallel
 from treegen.distributed.parallel_kernels import Merge, ParallelBatchKernel, ParallelKernel, check_equal
 from treegen.ir.errors import InputError
+from treegen.ir.scalars import plain_number
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree, check_is_tree
 
@@ -87,6 +88,7 @@ def compile_batch(
     if not isinstance(pages, PageTable):
         raise InputError("pages", type(pages).__name__, "is not a PageTable", "give treegen.PageTable(table, seq_lens)")
     _check_positions(positions, pages)
+    max_tokens = plain_number(max_tokens)
     local = LocalOptions(shape, parallel, options, pages.table.device)
     how = merge or Merge()
     check_equal(parallel, {"shape": shape, "interleave": parallel.interleave, "max_tokens": max_tokens, "merge": how})

@@ -12,7 +12,7 @@ import torch
 from treegen.ir.arrays import INT32_MAX
 from treegen.ir.errors import InputError
 from treegen.ir.keys import ScoreCode
-from treegen.ir.scalars import is_finite
+from treegen.ir.scalars import is_finite, plain_number
 from treegen.ir.shape import Shape
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ class ScoreOptions:
             reason = "is not a finite number of at least 0"
             raise InputError("logits_soft_cap", cap, reason, "give such a number, or None for no cap")
         object.__setattr__(self, "logits_soft_cap", cap or None)
+        object.__setattr__(self, "window_left", plain_number(self.window_left))
         if type(self.window_left) is not int or not -1 <= self.window_left <= INT32_MAX:
             fix = "give the number of tokens before its own that a row sees, or -1 for all"
             raise InputError("window_left", self.window_left, f"is not a whole number of -1..{INT32_MAX}", fix)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from treegen.ir.arrays import set_positive_ints
+from treegen.ir.arrays import positive_int, set_positive_ints
 from treegen.ir.errors import FormatError
 from treegen.ir.scalars import is_finite
 from treegen.ir.tree import Tree
