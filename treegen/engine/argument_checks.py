@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from treegen.engine.control import Drafting
+from treegen.engine.control import Controller, Drafting
 from treegen.ir.arrays import is_integer, positive_int
-from treegen.ir.errors import InputError
+from treegen.ir.errors import BranchError, InputError
 
 _OF_MODELS = ("shape", "layers", "max_tokens", "vocabulary", "device", "__call__")
 _OF_CONTROLLERS = ("width", "max_new_tokens", "together", "decide")
@@ -51,6 +51,43 @@ def check_options(device: str, options: Mapping[str, Any], make_kernel: object) 
     if make_kernel is not None and not callable(make_kernel):
         found = type(make_kernel).__name__
         raise InputError("make_kernel", found, "is not a function", "give a treegen.engine.KernelMaker, or None")
+
+
+def checked_step_rows(controller: Controller, drafts: int, max_branches: int, max_rows: int | None, chunk: int) -> int:
+    """Returns the most tokens of a step.
+
+    Raises BranchError unless it holds the branches of a prompt, and all branches that run with their drafts.
+
+    Args:
+        controller: Decides how branches grow.
+        drafts: The most drafts of a branch.
+        max_branches: The most branches that run at a time.
+        max_rows: The most tokens of a step, None where the caller does not say.
+        chunk: The tokens of a step then, if they are enough.
+    """
+    positive_int("max_branches", max_branches, BranchError)
+    if max_rows is not None:
+        positive_int("max_rows", max_rows, BranchError)
+    if controller.width > max_branches:
+        reason = f"of a prompt is more than max_branches = {max_branches}"
+        raise BranchError("controller.width", controller.width, reason, "raise max_branches")
+    least = max_branches * (1 + drafts)
+    if max_rows is None:
+        return max(chunk, least)
+    if max_rows < least:
+        reason = f"is less than max_branches = {max_branches}, with {1 + drafts} rows each"
+        raise BranchError("max_rows", max_rows, reason, "raise max_rows, or lower max_branches")
+    return max_rows
+
+
+def check_deterministic(deterministic: object, strategy: object, make_kernel: object) -> None:
+    """Raises InputError unless this is a bool, and where it is True the other arguments are left out."""
+    if not isinstance(deterministic, bool):
+        raise InputError("deterministic", deterministic, "is not a bool", "give True or False")
+    for name, given, usual in (("strategy", strategy, "auto"), ("make_kernel", make_kernel, None)):
+        if deterministic and given != usual:
+            reason = "chooses other kernels than the batch-invariant ones of deterministic=True"
+            raise InputError(name, given if isinstance(given, str) else type(given).__name__, reason, "leave it out")
 
 
 def _check_has(name: str, given: object, wanted: Sequence[str], fix: str) -> None:

@@ -22,12 +22,18 @@ from treegen.backends.kept_tensors import for_kept_tensors
 from treegen.distributed.parallel import Parallel
 from treegen.engine.accounting import Accounting
 from treegen.engine.ahead import AroundSteps, ahead_of, run_ahead
-from treegen.engine.argument_checks import check_controller, check_model, check_options
+from treegen.engine.argument_checks import (
+    check_controller,
+    check_deterministic,
+    check_model,
+    check_options,
+    checked_step_rows,
+)
 from treegen.engine.attention_kernels import KernelMaker, tree_kernels
 from treegen.engine.branch import Branch
 from treegen.engine.context_kernels import context_kernels
 from treegen.engine.control import BeginsRuns, Continuation, Controller, Drafting, Growth, warm_up
-from treegen.engine.engine_checks import check_deterministic, check_resting, checked_prompts, checked_rows
+from treegen.engine.engine_checks import check_resting, checked_prompts
 from treegen.engine.forward import Forward, Model, StepSizes
 from treegen.engine.growth_checks import check_form, check_growth
 from treegen.engine.invariant_kernels import invariant_kernels
@@ -120,7 +126,7 @@ class Engine:
             drafts, trees = controller.max_draft, controller.draft_trees
         apart = deterministic or (parallel is not None and parallel.shard.size > 1)
         chunk = CHUNK_ROWS_APART if apart else CHUNK_ROWS
-        max_rows = checked_rows(controller, drafts, max_branches, max_rows, chunk)
+        max_rows = checked_step_rows(controller, drafts, max_branches, max_rows, chunk)
         check_deterministic(deterministic, strategy, make_kernel)
         check_context(parallel, trees, deterministic, make_kernel)
         self.model, self.controller, self.parallel = model, controller, parallel

@@ -15,35 +15,8 @@ from treegen.ir.errors import BranchError, InputError
 from treegen.ir.shape import Shape
 
 if TYPE_CHECKING:
-    from treegen.engine.control import Controller, Frontier, Growth
+    from treegen.engine.control import Frontier, Growth
     from treegen.engine.forward import Model
-
-
-def checked_rows(controller: Controller, drafts: int, max_branches: int, max_rows: int | None, chunk: int) -> int:
-    """Returns the most tokens of a step.
-
-    Raises BranchError unless it holds the branches of a prompt, and all branches that run with their drafts.
-
-    Args:
-        controller: Decides how branches grow.
-        drafts: The most drafts of a branch.
-        max_branches: The most branches that run at a time.
-        max_rows: The most tokens of a step, None where the caller does not say.
-        chunk: The tokens of a step then, if they are enough.
-    """
-    positive_int("max_branches", max_branches, BranchError)
-    if max_rows is not None:
-        positive_int("max_rows", max_rows, BranchError)
-    if controller.width > max_branches:
-        reason = f"of a prompt is more than max_branches = {max_branches}"
-        raise BranchError("controller.width", controller.width, reason, "raise max_branches")
-    least = max_branches * (1 + drafts)
-    if max_rows is None:
-        return max(chunk, least)
-    if max_rows < least:
-        reason = f"is less than max_branches = {max_branches}, with {1 + drafts} rows each"
-        raise BranchError("max_rows", max_rows, reason, "raise max_rows, or lower max_branches")
-    return max_rows
 
 
 def checked_prompts(prompts: Sequence[Sequence[int]], most: int, new_tokens: int, model: Model) -> list[list[int]]:
@@ -266,16 +239,6 @@ def check_drafted(branch: Branch, drawn: Sequence[int], growth: Growth) -> None:
     if found and (found != [drawn[[-1, *path][-1] + 1]] or [*kept] != path):
         reason = f"has not the token that was selected after the accepted drafts {path}"
         raise BranchError("commit()", branch.number, reason, "accept the drafts that were selected, and return it")
-
-
-def check_deterministic(deterministic: object, strategy: object, make_kernel: object) -> None:
-    """Raises InputError unless this is a bool, and where it is True the other arguments are left out."""
-    if not isinstance(deterministic, bool):
-        raise InputError("deterministic", deterministic, "is not a bool", "give True or False")
-    for name, given, usual in (("strategy", strategy, "auto"), ("make_kernel", make_kernel, None)):
-        if deterministic and given != usual:
-            reason = "chooses other kernels than the batch-invariant ones of deterministic=True"
-            raise InputError(name, given if isinstance(given, str) else type(given).__name__, reason, "leave it out")
 
 
 def check_limits(limits: object, most: int) -> None:
