@@ -43,7 +43,7 @@ _WAVES = 1.5
 
 On an H200 no batch of the suite gains from more.
 """
-_ROUNDS = 2
+_LAUNCHED_PER_HELD = 2
 """Thread blocks of a launch, which take items in turn, over those that the GPU holds at a time.
 
 On an H200, which holds two blocks of most kernels per SM, the number makes no difference from 2 to 8. With 1, launches
@@ -118,13 +118,13 @@ def held_at_once(tile: KernelConfig, shape: Shape, target: Target) -> int:
 def items_at_once(held: int, lanes: int) -> int:
     """Returns the items that the thread blocks of a launch take at a time.
 
-    Rounded down: thread blocks beyond whole rounds would begin when all others end, and then work alone.
+    Rounded down: thread blocks beyond a multiple of `held` would begin when all others end, and then work alone.
 
     Args:
         held: See `held_at_once`.
         lanes: Thread blocks of an item.
     """
-    return max(1, _ROUNDS * held // lanes)
+    return max(1, _LAUNCHED_PER_HELD * held // lanes)
 
 
 def room_of(
