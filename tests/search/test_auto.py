@@ -17,7 +17,7 @@ from treegen import Shape, Tree, strategies
 from treegen.ir.errors import StrategyError
 from treegen.ir.verify import verify, verify_isolated
 from treegen.search.auto import by_estimate, time_of
-from treegen.search.halves import Lowered
+from treegen.search.halves import PlannedStrategy
 from treegen.search.weigh import candidates, weighed
 from treegen.strategies.cohort import Cohort, nodes_below
 from treegen.target.problem import Problem
@@ -81,7 +81,7 @@ def test_halves_are_taken_where_one_launch_merges_them() -> None:
     found, fixed = by_estimate(problem).strategy, by_estimate(problem, for_any_tree=True).strategy
     assert isinstance(found, Cohort)
     assert found.merge == "final"
-    assert Lowered.of(found, problem).takes_one_launch
+    assert PlannedStrategy.of(found, problem).takes_one_launch
     assert time_of(found, problem) < 0.9 * time_of(fixed, problem)
 
 

@@ -15,7 +15,7 @@ from treegen.ir.verify import verify, verify_schedule
 from treegen.report.explain import explain
 from treegen.schedule.passes.fuse_merge import with_fused_merge
 from treegen.search.auto import by_estimate, time_of
-from treegen.search.halves import Lowered, best_halves, halved, large_cohorts
+from treegen.search.halves import PlannedStrategy, best_halves, halved, large_cohorts
 from treegen.search.weigh import weights_of
 from treegen.strategies import cohort, query
 from treegen.strategies.cohort import Cohort
@@ -56,7 +56,7 @@ def test_explain_counts_one_launch() -> None:
 def test_a_cut_that_merges_last_is_told_by_the_launch_that_is_made() -> None:
     """What the space holds as two launches counts as one where it is one."""
     apart = cohort(head_rows=64, split_shared_rows=64, merge="final")
-    entry, two = explain(SMALL, [apart], SHAPE, H200).entries[0], Lowered.of(apart, Problem(SMALL, SHAPE, H200))
+    entry, two = explain(SMALL, [apart], SHAPE, H200).entries[0], PlannedStrategy.of(apart, Problem(SMALL, SHAPE, H200))
     assert two.takes_one_launch
     as_two = account(two.plan, two.schedule, Problem(SMALL, SHAPE, H200), fixed=True)
     assert (entry.estimate.launches, as_two.launches) == (1, 2)
@@ -77,7 +77,7 @@ def test_halves_are_weighed_where_there_is_room_and_paths_are_alike(tree: Tree, 
     found = best_halves(weights, problem, float("inf"))
     assert (found is not None) == some
     if found is not None:
-        assert Lowered.of(found[0], problem).takes_one_launch
+        assert PlannedStrategy.of(found[0], problem).takes_one_launch
         assert best_halves(weights, problem, found[1]) is None
 
 
@@ -93,4 +93,4 @@ def test_kernels_of_fixed_capacity_do_without() -> None:
 
 
 def test_plain_decoding_has_none() -> None:
-    assert not Lowered.of(query(), Problem(SMALL, SHAPE, H200)).takes_one_launch
+    assert not PlannedStrategy.of(query(), Problem(SMALL, SHAPE, H200)).takes_one_launch

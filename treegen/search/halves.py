@@ -36,7 +36,7 @@ _HEIGHTS = (64, 32)  # query head rows of whole paths that are halved
 _WIDEST_MEASURED = 128  # the most dims of values for which kernels that wait were measured; wider ones spill
 
 
-class Lowered(NamedTuple):
+class PlannedStrategy(NamedTuple):
     """A strategy with its plan and schedule."""
 
     strategy: Strategy
@@ -44,7 +44,7 @@ class Lowered(NamedTuple):
     schedule: Schedule
 
     @classmethod
-    def of(cls, strategy: Strategy, problem: Problem) -> Lowered:
+    def of(cls, strategy: Strategy, problem: Problem) -> PlannedStrategy:
         """Plans and lowers a tree."""
         plan = strategy.plan(problem)
         return cls(strategy, plan, lower(plan, problem))
@@ -61,12 +61,12 @@ def large_cohorts(shape: Shape) -> list[Cohort]:
     return [Cohort(of_each * shape.group) for of_each in dict.fromkeys(rows)]
 
 
-def halved(whole: Cohort, problem: Problem) -> Lowered | None:
+def halved(whole: Cohort, problem: Problem) -> PlannedStrategy | None:
     """Returns these paths by the first split into halves that one launch merges; None if there is none."""
-    schedule = Lowered.of(whole, problem).schedule
+    schedule = PlannedStrategy.of(whole, problem).schedule
     tiles = (schedule.column("tiles") + schedule.column("packed_tiles")).max(initial=1)
     splits = (length * schedule.configs[0].tokens for length in _lengths(int(tiles)))
-    found = (Lowered.of(replace(whole, split=split, merge="final"), problem) for split in splits)
+    found = (PlannedStrategy.of(replace(whole, split=split, merge="final"), problem) for split in splits)
     return next((each for each in found if each.takes_one_launch), None)
 
 

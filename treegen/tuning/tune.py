@@ -15,7 +15,7 @@ from treegen.autotune_cache.policy_cache import POLICY_CACHE, CachedPolicy
 from treegen.backends.devices import current_target
 from treegen.ir.arrays import positive_int, set_positive_ints
 from treegen.ir.errors import BackendError, InputError, StrategyError
-from treegen.search.halves import Lowered, halved, large_cohorts
+from treegen.search.halves import PlannedStrategy, halved, large_cohorts
 from treegen.search.path_cuts import thresholds_of
 from treegen.search.policies import accepts, key_of, policy_of
 from treegen.search.weigh import candidates
@@ -139,7 +139,7 @@ def _in_one_launch(found: list[Strategy], problem: Problem) -> Iterator[Strategy
         replace(whole, split_shared_rows=rows) for rows in thresholds_of(problem.tree) for whole in large_cohorts(shape)
     ]
     for cut in (best, further):
-        made = (Lowered.of(replace(each, merge="final"), problem) for each in cut[:_MOST_LOWERED])
+        made = (PlannedStrategy.of(replace(each, merge="final"), problem) for each in cut[:_MOST_LOWERED])
         yield from islice((each.strategy for each in made if each.takes_one_launch), _MOST_AT_ONCE)
     for whole in large_cohorts(shape):
         found_half = halved(whole, problem)
