@@ -17,7 +17,7 @@ QUERY_WORDS = tl.constexpr(2)
 
 
 @triton.jit
-def check(
+def state_of_request(
     seats, seq_lens, table_rows, table, indptr, known, claims, seat, row, planned_epoch, most_tokens,
     possible, as_planned,
     num_seats, batch_rows, table_stride, width, num_pages, max_tokens,
@@ -108,7 +108,7 @@ def settle_seat(
         possible = (query >= 0) & (count >= 0) & (query <= num_rows) & (count <= num_rows - query)
         count = tl.where(possible, count, 0)
         as_planned = count == planned_count
-    state, length = check(
+    state, length = state_of_request(
         seats, seq_lens, table_rows, table, indptr, known, claims, seat, row, planned_epoch, most_tokens,
         possible, as_planned,
         num_seats, batch_rows, table_stride, width, num_pages, max_tokens, P, BLOCK, NAMED, RAGGED, QUERIES,

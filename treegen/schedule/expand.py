@@ -71,7 +71,7 @@ class RunningRequests(NamedTuple):
 
 
 def states_of(made: RequestSchedule, requests: RunningRequests) -> Ints:
-    """Finds the state of every seat, as treegen.backends.claim_checks.check does."""
+    """Finds the state of every seat, as treegen.backends.claim_checks.state_of_request does."""
     rows, epochs = requests.seats
     states = np.zeros(len(rows), np.int32)
     for seat in np.flatnonzero((rows >= 0) & (rows < len(requests.length))).tolist():
