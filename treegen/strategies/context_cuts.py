@@ -34,7 +34,7 @@ the mean, batches of the suite take up to 1.36 times as long on an H200.
 """
 MOST_PARTS = 5
 """The most parts that a thread block takes where even shares cut the last ones further."""
-_LATE, _LATE_TOKENS = 8, 128
+_LATE, _LATE_TOKENS = 1 / 8, 128
 """The fraction of a share, and the tokens, by which parts may end later, rather than be cut further."""
 SPLIT_STEP = 64
 """The tokens of an item that choices make are a multiple of this number."""
@@ -113,7 +113,7 @@ def _late_cuts(begin: Longs, lengths: Longs, share: int, blocks: int) -> Longs:
     """
     if not blocks < len(lengths) <= MOST_PARTS * blocks:
         return begin[:0]
-    order, limit = (-lengths).argsort(kind="stable"), share + max(share // _LATE, _LATE_TOKENS)
+    order, limit = (-lengths).argsort(kind="stable"), share + max(int(_LATE * share), _LATE_TOKENS)
     falling = lengths.take(order)
     loads, place = falling[:blocks][::-1].copy(), blocks  # loads are ascending
     while place < len(order):
