@@ -130,7 +130,7 @@ def plan_us(kernel: BatchKernel, batch: Batch) -> tuple[float, float]:
     live, form = batch.live, kernel.form
     plan = median_us(lambda: kernel.update(live), batch.replace)
     problem = Problem(live.tree(), form.shape, target_from("h200"))
-    choose = median_us(lambda: BatchChoices(form.tile, form.room.items).choose(problem))
+    choose = median_us(lambda: BatchChoices(form.config, form.room.items).choose(problem))
     return plan, choose
 
 

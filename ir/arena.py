@@ -211,8 +211,8 @@ def _room(schedule: Schedule, capacity: ArenaSizes) -> list[int]:
 def _places(room: list[int], schedule: Schedule) -> tuple[list[int], int]:
     """Adds spare words to each part and lines the parts up. Returns their places, and the end of the last one."""
     run_width, most_runs = schedule.tiles.shape[1], 1
-    for tile in schedule.configs:
-        most_runs = max(most_runs, tile.tokens // tile.run_tokens)
+    for config in schedule.configs:
+        most_runs = max(most_runs, config.tokens // config.run_tokens)
     words = {"slot": 1, "run": run_width, "tile": run_width * most_runs}
     for index, ahead in _LOADED_AHEAD:
         room[index] += words[ahead]

@@ -134,7 +134,9 @@ class Schedule:
     def launches(self) -> int:
         """Kernel launches: one per config with items (several if it is unfused), and one per round with merges."""
         items = np.diff(self.config_indptr).tolist()
-        of_configs = (1 if tile.fused else UNFUSED_LAUNCHES for tile, n in zip(self.configs, items, strict=True) if n)
+        of_configs = (
+            1 if config.fused else UNFUSED_LAUNCHES for config, n in zip(self.configs, items, strict=True) if n
+        )
         return sum(of_configs) + int((np.diff(self.merge_round_indptr) > 0).sum())
 
     @property
@@ -169,8 +171,8 @@ class Schedule:
             + f"{self.launches} launches"
         ]
         shown = len(self.items) if most_items is None else min(most_items, len(self.items))
-        for c, tile in enumerate(self.configs):
-            lines.append(f"  config {tile}: {self.config_indptr[c + 1] - self.config_indptr[c]} items")
+        for c, config in enumerate(self.configs):
+            lines.append(f"  config {config}: {self.config_indptr[c + 1] - self.config_indptr[c]} items")
             for index in range(min(self.config_indptr[c], shown), min(self.config_indptr[c + 1], shown)):
                 item = self.work_items[index]
                 where = "final" if item.partial0 < 0 else f"slots {item.partial0}-{item.partial0 + item.rows - 1}"

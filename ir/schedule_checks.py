@@ -30,7 +30,7 @@ def _check_work(schedule: Schedule) -> None:
     indptr, configs = schedule.work_indptr, schedule.configs
     if len(indptr) == 0 or indptr[0] != 0 or indptr[-1] != len(schedule.work) or (np.diff(indptr) < 0).any():
         raise PlanError("work_indptr", f"{len(indptr)} entries", "does not match work", "give offsets by thread block")
-    if any(tile.work_list for tile in configs) != (len(indptr) > 1) or (len(indptr) > 1 < len(configs)):
+    if any(config.work_list for config in configs) != (len(indptr) > 1) or (len(indptr) > 1 < len(configs)):
         raise PlanError("configs", len(configs), "does not go with work", "deal the work of a single kernel config")
 
 
@@ -44,7 +44,7 @@ def _check_epilogues(schedule: Schedule) -> None:
     ):
         raise PlanError("epilogue_indptr", f"{len(indptr)} entries", "does not match", fix)
     listed = len(indptr) > 1 or len(schedule.rows) == 0
-    if (np.diff(indptr) < 0).any() or any(tile.epilogue_merge for tile in schedule.configs) > listed:
+    if (np.diff(indptr) < 0).any() or any(config.epilogue_merge for config in schedule.configs) > listed:
         reason = "is not an ascending list for configs with epilogue_merge"
         raise PlanError("epilogue_indptr", f"{len(indptr)} entries", reason, fix)
 

@@ -188,7 +188,7 @@ def _check_slots(schedule: Schedule, rows: _ItemRows) -> None:
 
 def _check_configs(schedule: Schedule, rows: _ItemRows) -> None:
     """Checks that epilogue_merge is only in the last round, and fused_merge in the only config, final items last."""
-    merging = np.array([tile.epilogue_merge for tile in schedule.configs], np.bool_)
+    merging = np.array([config.epilogue_merge for config in schedule.configs], np.bool_)
     if merging[: schedule.round_indptr[-2:][0]].any():
         reason = "merge before the last round"
         fix = "let only configs of the last round merge"
@@ -205,7 +205,7 @@ def _check_rounds(schedule: Schedule, rows: _ItemRows) -> None:
 
     Raises PlanError unless merges and epilogues read partials of their own rows, and all of them.
     """
-    merging = np.array([tile.epilogue_merge for tile in schedule.configs], np.bool_)
+    merging = np.array([config.epilogue_merge for config in schedule.configs], np.bool_)
     waits = schedule.has_fused_merge
     joining = ~rows.partial & (np.repeat(merging, np.diff(schedule.config_indptr))[rows.item] | waits)
     joined = rows.entry[joining]

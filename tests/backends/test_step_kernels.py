@@ -65,7 +65,7 @@ def visible(server: Server, row: int, length: int, window: int) -> tuple[set[int
 
 def check(kernel: BatchKernel, server: Server, case: Case, lengths: dict[int, int], *, positions: bool) -> Step:
     """Compares a step with what the page table says, and with NumPy."""
-    program, tile, window = kernel.program, kernel.form.tile, case.window
+    program, tile, window = kernel.program, kernel.form.config, case.window
     assert isinstance(program, RequestProgram)
     assert kernel.planned is not None
     requests = running(kernel, server)
@@ -206,7 +206,7 @@ def test_few_requests_that_are_alone_are_divided(page_size: int, window: int) ->
     server, kernel = made(case, 1, "triton")
     server.random.random = lambda: 1.0  # type: ignore[method-assign]
     batch, parts = server.batch, []
-    most = 400 if window < 0 else window + 1 + max(page_size, kernel.form.tile.tokens)
+    most = 400 if window < 0 else window + 1 + max(page_size, kernel.form.config.tokens)
     kernel.update(batch)
     for number in range(6):
         tokens = 400 - 30 * number
@@ -221,7 +221,7 @@ def test_few_requests_that_are_alone_are_divided(page_size: int, window: int) ->
         assert set(step.merged) == (set(lengths) if number < 3 else set())
         parts.append(len(step.alone))
         if window < 0:
-            whole = tokens // max(PART, page_size, kernel.form.tile.tokens)
+            whole = tokens // max(PART, page_size, kernel.form.config.tokens)
             busy = sum(any(item.tokens) for item in step.alone if item.rows == [seat])
             assert busy >= min(max(1, 7 // (number + 1)), whole)
     longest = math.ceil(min(400, most) / PART)
@@ -345,7 +345,7 @@ def test_full_tiles_and_blocks_at_every_length() -> None:
     seat = server.batch.add(300)
     server.of_seat[seat] = [server.take() for _ in range(19)]
     kernel.update(server.batch)
-    tokens, block = kernel.form.tile.tokens, run_tokens_of(16)
+    tokens, block = kernel.form.config.tokens, run_tokens_of(16)
     packed = tokens // block
     for length in (0, 1, 15, 16, 17, tokens - 1, tokens, tokens + 1, 2 * tokens, 299, 300):
         server.length[seat] = length
@@ -405,7 +405,7 @@ def test_every_page_of_a_long_request_is_checked() -> None:
         program = kernel.program
         assert isinstance(program, RequestProgram)
         assert kernel.planned is not None
-        found = step_of(program, kernel.form.tile, 1, positions=False).states
+        found = step_of(program, kernel.form.config, 1, positions=False).states
         assert found == states_of(kernel.planned.schedule, running(kernel, server)).tolist(), (change, length)
         return found
 

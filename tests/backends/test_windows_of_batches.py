@@ -42,7 +42,7 @@ def test_a_row_reads_its_window_and_a_part_of_a_page(strategy: Strategy) -> None
         server.write()
         kernel.step()
         assert isinstance(kernel.program, RequestProgram)
-        step = step_of(kernel.program, kernel.form.tile, PAGE, positions=True)
+        step = step_of(kernel.program, kernel.form.config, PAGE, positions=True)
         assert step.counters[2:] == [0, 0, 0, 0], "all requests are planned"
         for row, tokens in step.written().items():
             length = server.length[{int(server.batch.row[seat]): seat for seat in server.of_seat}[row]]
@@ -57,7 +57,7 @@ def test_a_request_that_lost_more_tokens_than_its_plan_allows_is_alone(backend: 
     server, kernel = served(case, [300, 100], backend)
     assert kernel.planned is not None
     least, other = kernel.planned.schedule.least.tolist()
-    assert 300 - max(kernel.form.tile.tokens, PAGE) < least <= 300
+    assert 300 - max(kernel.form.config.tokens, PAGE) < least <= 300
     assert other <= 100
     q = torch.randn(server.query_rows, 4, 16, generator=torch.Generator().manual_seed(0))
     refuted = 0
@@ -78,7 +78,7 @@ def test_a_plan_is_made_for_what_windows_reach() -> None:
     assert kernel.planned is not None
     assert short.planned is not None
     assert len(kernel.planned.schedule.schedule.items) <= len(short.planned.schedule.schedule.items)
-    unit = max(kernel.form.tile.tokens, PAGE)
+    unit = max(kernel.form.config.tokens, PAGE)
     tokens = kernel.planned.problem.tree.unique_tokens
     assert tokens <= 4 * (WINDOW + 1 + unit)
     assert kernel.planned.saved_bytes == 0

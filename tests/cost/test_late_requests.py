@@ -221,7 +221,7 @@ def test_a_quick_bound_of_the_cost(window_left: int, data: st.DataObject) -> Non
 def test_requests_with_windows_cost_what_windows_reach() -> None:
     """Newcomers read again what they share within their windows, and are longer by tokens in windows alone."""
     kernel, batch = kernel_for(24, window_left=1023, strategy=cohort(64)), LiveBatch(page_size=16)
-    rates = TokenRates.of(kernel.form.tile, SHAPE, TARGET)
+    rates = TokenRates.of(kernel.form.config, SHAPE, TARGET)
     prompt = batch.add(8000)
     shared = [batch.add(8100, prompt, 7984) for _ in range(4)]
     apart = [batch.add(500) for _ in range(16)]

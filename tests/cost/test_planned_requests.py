@@ -61,7 +61,7 @@ def test_a_request_in_the_seat_of_another_one_is_served_by_its_plan() -> None:
     assert batch.add(3100, prompt, 2992) == apart[6]  # it would read the prompt by itself
     assert not kernel.prepare(batch)
     assert alone(kernel, batch) == []
-    rates = TokenRates.of(kernel.form.tile, SHAPE, TARGET)
+    rates = TokenRates.of(kernel.form.config, SHAPE, TARGET)
     assert late(kernel, batch) == pytest.approx(2992 * rates.token_us + 100 * rates.lone_token_us)
     assert any(kernel.refresh(batch) for _ in range(100))
     batch.finish(shared[4])

@@ -196,11 +196,11 @@ def test_growing_over_the_edge_of_a_chunk(backend: str) -> None:
 def written(server: Server, kernel: BatchKernel) -> tuple[dict[int, list[int]], int]:
     """The slots that each row merges, in order, after a step; and how many rows items of the plan walk."""
     assert isinstance(kernel.program, RequestProgram)
-    step = step_of(kernel.program, kernel.form.tile, server.page_size, positions=False)
+    step = step_of(kernel.program, kernel.form.config, server.page_size, positions=False)
     assert not {slot for item in step.planned for slot in range(item.partial0, item.partial0 + len(item.rows))} & {
         slot for item in step.alone for slot in range(item.partial0, item.partial0 + len(item.rows))
     }
-    packed = kernel.form.tile.tokens // run_tokens_of(server.page_size)
+    packed = kernel.form.config.tokens // run_tokens_of(server.page_size)
     runs = kernel.program.tables["packed_runs"].view(-1, kernel.form.room.run_width).tolist()
     for item in (*step.planned, *step.alone):
         for number in range(len(item.rows)):  # what fills no tile begins one, for every row

@@ -58,14 +58,14 @@ class Step:
         return found
 
 
-def step_of(program: RequestProgram, tile: KernelConfig, page_size: int, *, positions: bool) -> Step:
+def step_of(program: RequestProgram, config: KernelConfig, page_size: int, *, positions: bool) -> Step:
     """The latest step of a program."""
     room = program.form.room
     places = RequestTables.of(room)
     words = {name: program.tables[name].cpu().numpy() for name in program.tables}
     planned, alone = (
         [
-            _item(line, words, tile, room, page_size, positions=positions)
+            _item(line, words, config, room, page_size, positions=positions)
             for line in words[name][: items * 8].reshape(-1, 8).tolist()
         ]
         for name, items in (("planned", room.items), ("alone", room.lone_items))
@@ -94,7 +94,7 @@ def step_of(program: RequestProgram, tile: KernelConfig, page_size: int, *, posi
 def _item(
     line: list[int],
     words: dict[str, np.ndarray],
-    tile: KernelConfig,
+    config: KernelConfig,
     room: RequestRoom,
     page_size: int,
     *,
@@ -103,13 +103,13 @@ def _item(
     row0, count, tile0, tiles, run0, packed_tiles, partial0, _ = line
     if not count:
         return Item([], [], -1, range(0), range(0))
-    packed = tile.tokens // run_tokens_of(page_size)
+    packed = config.tokens // run_tokens_of(page_size)
     runs: list[tuple[int, int, int, int, int]] = []  # slot, length, lo, hi, position
-    per_slot = min(page_size, tile.tokens)
+    per_slot = min(page_size, config.tokens)
     for number in range(tile0, tile0 + tiles):
         entry = words["tiles"][number * room.tile_width : (number + 1) * room.tile_width].tolist()
         lo, hi, *position = entry[room.tile_width - 2 - positions :]
-        slots = entry[: tile.tokens // per_slot]
+        slots = entry[: config.tokens // per_slot]
         for index, slot in enumerate(slots):
             runs.append((slot, per_slot, lo, hi, position[0] + index * per_slot if positions else -1))
     for number in range(run0, run0 + packed_tiles * packed):

@@ -24,12 +24,12 @@ NO_REQUESTS = frozen(np.empty((2, 0)))
 class BatchForm(NamedTuple):
     """The sizes and options of a program for running batches, which never change.
 
-    tile: the kernel config of all launches. room: the room of all tables. shape: the attention shape. pages: the
+    config: the kernel config of all launches. room: the room of all tables. shape: the attention shape. pages: the
     engine's page table. most_tokens: the most tokens of a request. scales: the scales of keys and values. scoring: the
     score options.
     """
 
-    tile: KernelConfig
+    config: KernelConfig
     room: RequestRoom
     shape: Shape
     pages: PageTable

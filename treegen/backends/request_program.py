@@ -59,15 +59,15 @@ class RequestProgram:
         second = max(self._places.planned, self._places.alone) // len(ITEM_FIELDS)
         in_turns = takes_turns(kernel_capability(device))
         items_at_once = room.at_once if in_turns else self._places.running // len(ITEM_FIELDS)
-        item_blocks = room.at_once * lanes_of(form.tile, shape)
-        merge_blocks = -(-_MERGES_AT_ONCE * item_blocks * min(form.tile.num_warps, 4) // 4)
+        item_blocks = room.at_once * lanes_of(form.config, shape)
+        merge_blocks = -(-_MERGES_AT_ONCE * item_blocks * min(form.config.num_warps, 4) // 4)
         turns = Turns(in_turns, second, merge_blocks, room.rows, room.lone_merges)
         capacity = ArenaSizes(
             items=(items_at_once,), rows=0, tiles=0, packed_runs=0, merges=(room.merges,),
             merge_partials=room.merge_partials, slots=room.slots + room.lone_partials,
         )  # fmt: skip
         self._attention = TritonProgram(
-            empty_schedule((form.tile,), fixed=room.chunk > 0), shape, device, ProgramRoom(capacity, room.rows),
+            empty_schedule((form.config,), fixed=room.chunk > 0), shape, device, ProgramRoom(capacity, room.rows),
             form.scales, form.scoring, LaunchTables(table, [items], [merges], shape.page_size, turns),
         )  # fmt: skip
         self.bind = self._attention.bind

@@ -54,14 +54,14 @@ class _Common(NamedTuple):
         cls, form: BatchForm, tables: Mapping[str, torch.Tensor], seats: torch.Tensor, *, dependent: bool
     ) -> _Common:
         """Collects the arguments for tables of this form."""
-        tile, room, pages, page_size = form.tile, form.room, form.pages, form.shape.page_size
+        config, room, pages, page_size = form.config, form.room, form.pages, form.shape.page_size
         named, indptr, queries = pages.table_rows, pages.indptr, pages.qo_indptr
         unread = pages.seq_lens
         given = (part if part is not None else unread for part in (named, pages.table, indptr, queries))
         stride, width = 0 if indptr is not None else pages.table.stride(0), pages.table.shape[-1]
-        slots = max(1, tile.tokens // page_size)
+        slots = max(1, config.tokens // page_size)
         sizes = (
-            tile.tokens, page_size, run_tokens_of(page_size), slots, room.tile_width, room.run_width,
+            config.tokens, page_size, run_tokens_of(page_size), slots, room.tile_width, room.run_width,
             int(form.positions), form.window_left >= 0,
         )  # fmt: skip
         bounds = len(pages.seq_lens), stride, width, pages.num_pages
@@ -94,7 +94,7 @@ def step_launches(
 
 def _rows_of_item(form: BatchForm) -> int:
     """Returns a power of two at or above the rows of any item. It depends on the shape alone, like compiled kernels."""
-    return 1 << (rows_per_tile(form.tile.rows, form.shape.group) - 1).bit_length()
+    return 1 << (rows_per_tile(form.config.rows, form.shape.group) - 1).bit_length()
 
 
 def _read(common: _Common) -> KernelLaunch:

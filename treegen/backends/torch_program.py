@@ -69,10 +69,10 @@ class TorchProgram:
         return self._schedule
 
     def _batches(self, c: int) -> Iterator[dict[str, torch.Tensor]]:
-        schedule, tile = self._schedule, self._schedule.configs[c]
-        if tile.fused:
+        schedule, config = self._schedule, self._schedule.configs[c]
+        if config.fused:
             for items in self._in_order(c):
-                batches = _batches(schedule, tile, items, self._shape)
+                batches = _batches(schedule, config, items, self._shape)
                 if schedule.fixed:
                     batches = [row for batch in batches for row in _rows_alone(batch)]
                 yield from map(self._tensors, batches)
@@ -202,7 +202,7 @@ def _merged(partials: torch.Tensor, log_sums: torch.Tensor) -> tuple[torch.Tenso
     return unseen_as_zero(torch.einsum("rph,rphd->rhd", weights, partials), total), total
 
 
-def _batches(schedule: Schedule, tile: KernelConfig, items: range, shape: Shape) -> list[dict[str, np.ndarray]]:
+def _batches(schedule: Schedule, config: KernelConfig, items: range, shape: Shape) -> list[dict[str, np.ndarray]]:
     """Makes the index arrays of batches of items.
 
     row, live, slot, position: [items, rows]. kv, depth: [items, tokens]. sees: [items, rows, tokens]. earlier: [items,
@@ -210,8 +210,8 @@ def _batches(schedule: Schedule, tile: KernelConfig, items: range, shape: Shape)
     """
     table = schedule.items[items.start : items.stop].astype(np.int64)
     row0, rows, tile0, tiles, run0, packed_tiles, partial0, _ = (table[:, i] for i in range(len(ITEM_FIELDS)))
-    entries = tiles + packed_tiles * tile.runs_per_tile
-    tokens = (tiles + packed_tiles) * tile.tokens
+    entries = tiles + packed_tiles * config.runs_per_tile
+    tokens = (tiles + packed_tiles) * config.tokens
     order = np.argsort(tokens, kind="stable")
     per_token = shape.num_kv_heads * max(shape.head_dim, shape.head_dim_v)
     result = []
@@ -224,8 +224,8 @@ def _batches(schedule: Schedule, tile: KernelConfig, items: range, shape: Shape)
                 break
             end += 1
         chosen, begin = order[begin:end], end
-        runs = _runs(schedule, chosen, tile0, tiles, run0, packed_tiles * tile.runs_per_tile)
-        result.append(_batch(schedule, runs, entries[chosen], row0[chosen], rows[chosen], partial0[chosen], tile))
+        runs = _runs(schedule, chosen, tile0, tiles, run0, packed_tiles * config.runs_per_tile)
+        result.append(_batch(schedule, runs, entries[chosen], row0[chosen], rows[chosen], partial0[chosen], config))
     return result
 
 
@@ -238,7 +238,7 @@ def _runs(schedule: Schedule, chosen: Longs, tile0: Longs, tiles: Longs, run0: L
 
 
 def _batch(
-    schedule: Schedule, runs: np.ndarray, entries: Longs, row0: Longs, rows: Longs, partial0: Longs, tile: KernelConfig
+    schedule: Schedule, runs: Longs, entries: Longs, row0: Longs, rows: Longs, partial0: Longs, config: KernelConfig
 ) -> dict[str, np.ndarray]:
     slot, length, lo, hi = (runs[:, column] for column in range(4))
     depth = runs[:, 4] if runs.shape[1] > 4 else slot
@@ -258,7 +258,7 @@ def _batch(
     entry = np.minimum(row0[:, None] + number[None, :], len(schedule.rows) - 1)
     row = schedule.rows[entry]
     numbers, lowest, highest = number[None, :, None], lowest[:, None, :], highest[:, None, :]
-    if tile.mask == "bits":
+    if config.mask == "bits":
         sees = (np.where(numbers < 32, lowest, highest) >> (numbers % 32)) & 1 != 0
     else:
         sees = (numbers >= lowest) & (numbers < highest)
@@ -271,7 +271,7 @@ def _batch(
         "kv": kv,
         "depth": depths,
         "sees": sees,
-        "earlier": _earlier(schedule, entry, final & (tile.epilogue_merge or tile.fused_merge)),
+        "earlier": _earlier(schedule, entry, final & (config.epilogue_merge or config.fused_merge)),
     }
 
 

@@ -48,7 +48,7 @@ class TorchRequestProgram:
             pages.queries(), form.room.rows,
         )  # fmt: skip
         schedule, states = expanded(
-            self._made, form.tile, requests, form.window_left, form.room.chunk, positions=form.positions
+            self._made, form.config, requests, form.window_left, form.room.chunk, positions=form.positions
         )
         if self._program is None:
             self._program = TorchProgram(schedule, shape, pages.table.device, form.scales, form.scoring)

@@ -238,12 +238,12 @@ class TritonProgram:
         values["parts"] = parts_of(self._schedule) if self._schedule.has_fused_merge else 0
         for round_number, (configs, _) in enumerate(self._schedule.rounds):
             for c in configs:
-                tile = self._schedule.configs[c]
-                if self._capacity.items[c] == 0 or not tile.fused:
+                config, items = self._schedule.configs[c], self._capacity.items[c]
+                if items == 0 or not config.fused:
                     continue
-                key = kernel_key(tile, shape, page_size, options)
+                key = kernel_key(config, shape, page_size, options)
                 values.update(self.tables.items[c]._asdict())
-                blocks = self._capacity.workers if tile.work_list else self._capacity.items[c] * lanes_of(tile, shape)
+                blocks = self._capacity.workers if config.work_list else items * lanes_of(config, shape)
                 in_other_form = _caches_for(key, caches, words)
                 if in_other_form is None:
                     yield self._launch(emit_partial(key), blocks, values)

@@ -30,14 +30,14 @@ class UnfusedPart:
     def __init__(
         self,
         schedule: Schedule,
-        tile: KernelConfig,
+        config: KernelConfig,
         item: WorkItem,
         shape: Shape,
         device: torch.device,
         scales: HeadScales | None,
         scoring: Scoring | None,
     ) -> None:
-        packed_runs = schedule.packed_runs[item.run0 :][: item.packed_tiles * tile.runs_per_tile]
+        packed_runs = schedule.packed_runs[item.run0 :][: item.packed_tiles * config.runs_per_tile]
         runs = np.concatenate([schedule.tiles[item.tile0 : item.tile0 + item.tiles], packed_runs]).astype(np.int64)
         owner, _ = ragged(runs[:, 1])
         numbers = np.arange(item.rows)[:, None]
@@ -125,8 +125,8 @@ def unfused_parts(
 ) -> list[UnfusedPart]:
     """Prepares all items with dense masks. They write final output, so they may run before anything else."""
     return [
-        UnfusedPart(schedule, tile, schedule.work_items[index], shape, device, scales, scoring)
-        for c, tile in enumerate(schedule.configs)
-        if not tile.fused
+        UnfusedPart(schedule, config, schedule.work_items[index], shape, device, scales, scoring)
+        for c, config in enumerate(schedule.configs)
+        if not config.fused
         for index in range(schedule.config_indptr[c], schedule.config_indptr[c + 1])
     ]

@@ -51,8 +51,8 @@ def emit(
     Returns:
         Each module once, in launch order.
     """
-    fused = [tile for tile in schedule.configs if tile.fused]
-    keys = (kernel_key(tile, shape, page_size, options) for tile in fused)
+    fused = [config for config in schedule.configs if config.fused]
+    keys = (kernel_key(config, shape, page_size, options) for config in fused)
     emitted = [emit_partial(key) for key in dict.fromkeys(keys)]
     rows = (capacity or schedule.size).merges
     merges = (

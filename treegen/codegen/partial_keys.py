@@ -43,7 +43,9 @@ def emulates_e4m3(shape: Shape, capability: int) -> bool:
     return shape.kv_dtype == "e4m3" and capability < _FIRST_WITH_E4M3
 
 
-def kernel_key(tile: KernelConfig, shape: Shape, page_size: int = 1, options: KernelOptions = NO_OPTIONS) -> KernelKey:
+def kernel_key(
+    config: KernelConfig, shape: Shape, page_size: int = 1, options: KernelOptions = NO_OPTIONS
+) -> KernelKey:
     """Makes the key of the partial kernel for a kernel config; `page_size` 1 addresses the cache by slot."""
     shared = loads_once(shape) if options.shared_kv is None else options.shared_kv
     allows_words = options.packed_fp8 and not shared and not options.guarded
@@ -54,22 +56,22 @@ def kernel_key(tile: KernelConfig, shape: Shape, page_size: int = 1, options: Ke
         head_dim_v=shape.head_dim_v,
         group=shape.group,
         page_size=page_size,
-        mask=tile.mask,
-        tile_rows=tile.rows,
-        tile_tokens=tile.tokens,
-        run_tokens=tile.run_tokens,
-        work_list=tile.work_list,
-        epilogue_merge=tile.epilogue_merge,
-        has_full_tiles=tile.has_full_tiles,
-        fused_merge=tile.fused_merge,
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
+        mask=config.mask,
+        tile_rows=config.rows,
+        tile_tokens=config.tokens,
+        run_tokens=config.run_tokens,
+        work_list=config.work_list,
+        epilogue_merge=config.epilogue_merge,
+        has_full_tiles=config.has_full_tiles,
+        fused_merge=config.fused_merge,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
         scoring=options.scoring,
         sinks=options.sinks,
         shared_kv=shared,
         scaled=options.scaled,
         emulate_e4m3=options.emulate_e4m3,
-        packed_fp8=allows_words and reads_packed_fp8(tile.rows, shape),
+        packed_fp8=allows_words and reads_packed_fp8(config.rows, shape),
         guarded=options.guarded,
         request_page=options.request_page,
         in_turns=options.in_turns,

@@ -79,28 +79,28 @@ def item_launches(plan: Plan, schedule: Schedule, problem: Problem) -> ItemLaunc
     run_ends, run_counts = offsets(schedule.packed_runs[:, 1]), offsets(schedule.packed_runs[:, 1] > 0)
     group_tokens = plan.group_tokens
     launches: list[ItemCounts[int]] = []
-    for index, tile in enumerate(schedule.configs):
+    for index, config in enumerate(schedule.configs):
         of_config = slice(schedule.config_indptr[index], schedule.config_indptr[index + 1])
         items = schedule.items[of_config].astype(np.int64)
-        if not len(items) or not tile.fused:
+        if not len(items) or not config.fused:
             continue
         row0, rows, tile0, full, run0, packed, partial0, group = items.T
-        end = run0 + packed * tile.runs_per_tile
+        end = run0 + packed * config.runs_per_tile
         loads = tile_ends[tile0 + full] - tile_ends[tile0] + run_ends[end] - run_ends[run0]
         # A row whose heads need several tiles has a thread block for each of them, per KV head; each loads the KV.
-        lanes = lanes_of(tile, shape)
-        longest_pieces, longest_full, longest_packed = _longest_block(schedule, tile, full, packed, lanes)
+        lanes = lanes_of(config, shape)
+        longest_pieces, longest_full, longest_packed = _longest_block(schedule, config, full, packed, lanes)
         read = min(int(group_tokens[np.unique(group)].sum()), tree.unique_tokens) * shape.kv_token_bytes
         heads = shape.num_qo_heads
         q_bytes = int(rows.sum()) * heads * shape.head_dim * shape.dtype_bytes
         partial = int(rows[partial0 >= 0].sum()) * shape.partial_bytes
         final = int(rows[partial0 < 0].sum()) * heads * (shape.head_dim_v * shape.dtype_bytes + FP32_BYTES)
-        longest_merges, joined = _merged_by_items(schedule, tile, row0, rows)
+        longest_merges, joined = _merged_by_items(schedule, config, row0, rows)
         pieces, tiles = len(items) * lanes, int((full + packed).sum()) * lanes
-        tile_flops, tile_bytes = tile_work(tile, shape)
+        tile_flops, tile_bytes = tile_work(config, shape)
         launches.append(
             ItemCounts(
-                blocks=len(schedule.work_indptr) - 1 if tile.work_list else pieces,
+                blocks=len(schedule.work_indptr) - 1 if config.work_list else pieces,
                 pieces=pieces,
                 even_pieces=int(even_pieces(pieces, target.sms)),
                 full=int(full.sum()) * lanes,
@@ -109,13 +109,13 @@ def item_launches(plan: Plan, schedule: Schedule, problem: Problem) -> ItemLaunc
                 longest_full=longest_full,
                 longest_packed=longest_packed,
                 longest_merges=longest_merges,
-                padded_flops=tiles * tile_operations(tile, shape),
+                padded_flops=tiles * tile_operations(config, shape),
                 tile_flops=tile_flops,
                 tile_bytes=tile_bytes,
-                tile_rows=tile.rows,
-                resident=resident_blocks(tile, shape, target),
+                tile_rows=config.rows,
+                resident=resident_blocks(config, shape, target),
                 kv_loads=int(loads.sum()) * (lanes // shape.num_kv_heads),
-                mask_runs=int((full + run_counts[end] - run_counts[run0]).sum()) if tile.mask != "none" else 0,
+                mask_runs=int((full + run_counts[end] - run_counts[run0]).sum()) if config.mask != "none" else 0,
                 q_bytes=q_bytes,
                 memory_bytes=read + q_bytes + partial + final + joined * shape.partial_bytes,
             )
@@ -133,13 +133,13 @@ def even_pieces(pieces: Longs | int, sms: int) -> Longs:
 
 
 def _longest_block(
-    schedule: Schedule, tile: KernelConfig, full: Longs, packed: Longs, lanes: int
+    schedule: Schedule, config: KernelConfig, full: Longs, packed: Longs, lanes: int
 ) -> tuple[int, int, int]:
     """Returns pieces, full and packed tiles of the thread block with the most tiles.
 
     Of several such thread blocks it is the one with the most packed tiles.
     """
-    if not tile.work_list:
+    if not config.work_list:
         longest = int(((full + packed) * INT32_MAX + packed).argmax())
         return 1, int(full[longest]), int(packed[longest])
     item = schedule.work.astype(np.int64) // lanes
@@ -150,9 +150,9 @@ def _longest_block(
     return int(pieces[longest]), int(fulls[longest]), int(packeds[longest])
 
 
-def _merged_by_items(schedule: Schedule, tile: KernelConfig, row0: Longs, rows: Longs) -> tuple[int, int]:
+def _merged_by_items(schedule: Schedule, config: KernelConfig, row0: Longs, rows: Longs) -> tuple[int, int]:
     """Returns the partials that items of a config join: the most of a row, and those of all their rows."""
-    if not tile.epilogue_merge:
+    if not config.epilogue_merge:
         return 0, 0
     counts = np.diff(schedule.epilogue_indptr)[ragged_ranges(row0, rows)]
     return int(counts.max()), int(counts.sum())

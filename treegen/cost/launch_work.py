@@ -47,18 +47,18 @@ def launch_work(schedule: Schedule, shape: Shape) -> Iterator[LaunchWork]:
     group, rows = (schedule.column(name).astype(np.int64) for name in ("group", "rows"))
     for configs, merges in schedule.rounds:
         for c in configs:
-            tile, first, last = schedule.configs[c], int(schedule.config_indptr[c]), int(schedule.config_indptr[c + 1])
-            if first == last or not tile.fused:
+            config, (first, last) = schedule.configs[c], schedule.config_indptr[c : c + 2].tolist()
+            if first == last or not config.fused:
                 continue
-            lanes = lanes_of(tile, shape)
-            if tile.work_list:
+            lanes = lanes_of(config, shape)
+            if config.work_list:
                 item = first + schedule.work.astype(np.int64) // lanes
                 block = np.repeat(np.arange(len(schedule.work_indptr) - 1), np.diff(schedule.work_indptr))
             else:
                 item = np.repeat(np.arange(first, last), lanes)
                 block = np.arange(len(item))
             token_bytes = shape.kv_token_bytes // shape.num_kv_heads
-            name = f"work items, {tile.rows}x{tile.tokens} tiles"
+            name = f"work items, {config.rows}x{config.tokens} tiles"
             yield LaunchWork(name, c, item, block, group[item], rows[item], tokens[item], tokens[item] * token_bytes)
         if merges.stop > merges.start:
             count = merges.stop - merges.start

@@ -66,11 +66,11 @@ def _shares(terms: Floats | None, whole: float) -> Iterator[float]:
 def _of_items(schedule: Schedule, work: LaunchWork, problem: Problem, launch_us: float) -> CostedWork:
     """Costs a launch of work items: each piece as a launch of its own, alone, or on an SM that is full."""
     _, shape, target = problem
-    tile = schedule.configs[work.config]
+    config = schedule.configs[work.config]
     row0, rows, full, packed = (
         schedule.column(name).astype(np.int64) for name in ("row0", "rows", "tiles", "packed_tiles")
     )
-    flops, loaded = tile_work(tile, shape)
+    flops, loaded = tile_work(config, shape)
     ones, zeros = np.ones(len(rows)), np.zeros(len(rows))
     own_counts = {
         "pieces": ones,
@@ -83,17 +83,17 @@ def _of_items(schedule: Schedule, work: LaunchWork, problem: Problem, launch_us:
         "longest_merges": zeros,
         "tile_flops": flops * ones,
         "tile_bytes": loaded * ones,
-        "tile_rows": tile.rows * ones,
+        "tile_rows": config.rows * ones,
         "memory_bytes": zeros,
     }
     values = term_values(ITEMS, own_counts, target)
     lone, busy = values["chain"], values["throughput"] * target.sms
     join = np.zeros(len(rows))
-    if tile.epilogue_merge:
+    if config.epilogue_merge:
         counts = np.diff(schedule.epilogue_indptr)[ragged_ranges(row0, rows)]
         join[rows > 0] = np.maximum.reduceat(counts, offsets(rows)[:-1][rows > 0]) * target.constants.merge_step_us
-    early = tile.epilogue_merge and starts_launches_early(target.capability)
-    resident = resident_blocks(tile, shape, target)
+    early = config.epilogue_merge and starts_launches_early(target.capability)
+    resident = resident_blocks(config, shape, target)
     return CostedWork(work, lone[work.item], busy[work.item], join[work.item], resident, launch_us, early)
 
 

@@ -19,7 +19,7 @@ def item_tokens(schedule: Schedule) -> Longs:
         schedule.column(name).astype(np.int64) for name in ("tile0", "tiles", "run0", "packed_tiles")
     )
     item_config = np.repeat(np.arange(len(schedule.configs)), np.diff(schedule.config_indptr))
-    per_tile = np.array([tile.runs_per_tile for tile in schedule.configs], np.int64)[item_config]
+    per_tile = np.array([config.runs_per_tile for config in schedule.configs], np.int64)[item_config]
     tile_ends, run_ends = offsets(schedule.tiles[:, 1]), offsets(schedule.packed_runs[:, 1])
     tokens: Longs = tile_ends[tile0 + full] - tile_ends[tile0]
     tokens += run_ends[run0 + packed * per_tile] - run_ends[run0]
@@ -34,20 +34,21 @@ def launches_us(schedule: Schedule, items: ItemLaunches, shape: Shape, target: T
     which is not part of the measured tasks. Partials that items join before they write count as traffic alone.
     """
     tokens, cost, times = item_tokens(schedule), task_costs(shape, target), []
-    for c, tile in enumerate(schedule.configs):
+    for c, config in enumerate(schedule.configs):
         of_config = tokens[schedule.config_indptr[c] : schedule.config_indptr[c + 1]]
-        if not len(of_config) or not tile.fused:
+        if not len(of_config) or not config.fused:
             continue
-        lanes = lanes_of(tile, shape)
+        lanes = lanes_of(config, shape)
         rows = schedule.column("rows")[schedule.config_indptr[c] : schedule.config_indptr[c + 1]]
-        costs = cost(task_rows(rows, tile, shape), of_config)
-        if tile.work_list:
+        costs = cost(task_rows(rows, config, shape), of_config)
+        if config.work_list:
             ends = np.concatenate([[0.0], np.cumsum(costs[schedule.work // lanes])])
             times.append(float(np.diff(ends[schedule.work_indptr]).max()))
         else:
             times.append(
                 max(
-                    float(costs.max()), float(costs.sum()) * lanes / (resident_blocks(tile, shape, target) * target.sms)
+                    float(costs.max()),
+                    float(costs.sum()) * lanes / (resident_blocks(config, shape, target) * target.sms),
                 )
             )
     traffic = items.memory_bytes / (target.memory_bytes_per_us * target.constants.memory_fraction)

@@ -38,8 +38,8 @@ class TokenRates(NamedTuple):
         return tokens - before, np.maximum(shared - before, 0)
 
     @classmethod
-    def of(cls, tile: KernelConfig, shape: Shape, target: Target, window_left: int = -1) -> TokenRates:
+    def of(cls, config: KernelConfig, shape: Shape, target: Target, window_left: int = -1) -> TokenRates:
         """Returns the rates of launches in one kernel config."""
-        facts, (flops, _) = facts_of(target), tile_work(tile, shape)
+        facts, (flops, _) = facts_of(target), tile_work(config, shape)
         lone_tile_us = float(ITEMS.terms["lone_tile"](SimpleNamespace(tile_flops=flops, **facts)))
-        return cls(shape.kv_token_bytes / facts["memory_bytes_per_us"], lone_tile_us / tile.tokens, window_left)
+        return cls(shape.kv_token_bytes / facts["memory_bytes_per_us"], lone_tile_us / config.tokens, window_left)

@@ -102,7 +102,7 @@ def entry_json(entry: ExplainedPlan, groups: Sequence[int] | None = None) -> dic
         "name": entry.name,
         "options": entry.strategy.options,
         "groups": groups_json(entry.plan, groups),
-        "kernel_configs": [asdict(tile) for tile in distinct_configs(entry.schedule)],
+        "kernel_configs": [asdict(config) for config in distinct_configs(entry.schedule)],
         "estimate": {**asdict(entry.estimate), "padding_waste": entry.estimate.padding_waste},
         "reason": entry.reason,
     }
@@ -185,9 +185,9 @@ def entry_lines(entry: ExplainedPlan, most_groups: int, formulas: bool) -> list[
     counts = f"{len(schedule.items) - partial} final, {partial} partial"
     merges = f"{schedule.num_partials} partial rows, {len(schedule.merge_rows)} merged rows"
     lines.append(f"  {len(schedule.items)} work items ({counts}), {merges}")
-    for index, tile in enumerate(schedule.configs):
+    for index, config in enumerate(schedule.configs):
         items = schedule.config_indptr[index + 1] - schedule.config_indptr[index]
-        lines.append(f"    kernel config {tile}: {items} work items")
+        lines.append(f"    kernel config {config}: {items} work items")
     if entry.estimate.launches < schedule.launches:
         lines.append("  one launch: final items wait for partial items")
     account = [*account_lines(entry.estimate), *time_lines(entry.times, terms=formulas)]

@@ -211,9 +211,9 @@ def _entry_lines(entry: ExplainedPlan) -> Iterable[str]:
     plan, schedule = entry.plan, entry.schedule
     yield f"strategy {entry.strategy.summary}: {entry.reason}"
     yield f"  {len(plan)} groups, {len(plan.node)} segments, {len(schedule.items)} work items"
-    for index, tile in enumerate(schedule.configs):
+    for index, config in enumerate(schedule.configs):
         items = schedule.config_indptr[index + 1] - schedule.config_indptr[index]
-        yield f"    kernel config {tile}: {items} work items"
+        yield f"    kernel config {config}: {items} work items"
 
 
 def _group_lines(name: str, entry: ExplainedPlan, only: Longs, most_groups: int) -> Iterable[str]:

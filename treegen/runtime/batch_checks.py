@@ -52,7 +52,7 @@ def check_tensors(
         check_inputs.check_output(out, q, found.head_dim_v)
     named = (("q", q), ("k_cache", k_cache), ("v_cache", v_cache), ("out", out), *read)
     check_inputs.refuse_gradients(check_inputs.needing_gradients(named))
-    check_inputs.check_strides(form.tile.tokens, k_cache, v_cache, shape.kv_layout)
+    check_inputs.check_strides(form.config.tokens, k_cache, v_cache, shape.kv_layout)
 
 
 def check_batch(form: BatchForm, batch: LiveBatch) -> int:

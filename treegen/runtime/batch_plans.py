@@ -87,7 +87,7 @@ def planning(problem: Problem, wanted: Strategy, choices: BatchChoices, form: Ba
     """
     whole, problem = problem, _within_windows(problem, form)
     causal = form.scoring is not None and form.scoring.causal
-    room = ItemRoom(form.tile, form.shape.page_size, reserve_of(form.most_tokens), causal)
+    room = ItemRoom(form.config, form.shape.page_size, reserve_of(form.most_tokens), causal)
     choice = (yield from choices.choosing(problem)) if wanted.automatic else wanted.choose(problem)
     for strategy in in_fewer_parts(choice.strategy):
         plan = strategy.plan(problem)
@@ -98,7 +98,7 @@ def planning(problem: Problem, wanted: Strategy, choices: BatchChoices, form: Ba
         _check_served(strategy, plan)
         yield
         chunked = form.room.chunk > 0
-        made = lower_chunks(plan, problem, form.tile, form.room) if chunked else lower_requests(plan, problem, room)
+        made = lower_chunks(plan, problem, form.config, form.room) if chunked else lower_requests(plan, problem, room)
         if form.room.holds(made):
             reason = choice.reason if strategy is choice.strategy else f"{choice.strategy} needs more room"
             yield
@@ -140,5 +140,5 @@ def _within_windows(problem: Problem, form: BatchForm) -> Problem:
     """Leaves out tokens that no row's window reaches. Batch-invariant mode does so by itself, by chunks."""
     if form.window_left < 0 or form.room.chunk:
         return problem
-    unit = max(form.tile.tokens, form.shape.page_size)
+    unit = max(form.config.tokens, form.shape.page_size)
     return problem.with_tree(windowed_requests(problem.tree, form.window_left, unit))

@@ -81,14 +81,14 @@ def tile_of(shape: Shape, target: Target, window_left: int = -1) -> KernelConfig
     in_words, short = reads_packed_fp8(SMALL_ROWS, shape), 0 <= window_left <= _SHORT_WINDOW
     wide = _small_and_wide(shape, target) if short else None
     if shape.group > SMALL_ROWS or not (is_latent(shape) or in_words or wide is not None):
-        tile = kernel_config(shape, target, SMALL_ROWS + 1)
+        config = kernel_config(shape, target, SMALL_ROWS + 1)
         if short:
-            tile = replace(tile, tokens=min(tile.tokens, _TOKENS_OF_SHORT_WINDOWS))
+            config = replace(config, tokens=min(config.tokens, _TOKENS_OF_SHORT_WINDOWS))
     elif in_words and shape.num_kv_heads == 1:
-        tile = wanted_config(SMALL_ROWS, _TOKENS_OF_ONE_HEAD, shape, target)
+        config = wanted_config(SMALL_ROWS, _TOKENS_OF_ONE_HEAD, shape, target)
     else:
-        tile = wide or kernel_config(shape, target, 1)
-    return replace(tile, mask="interval", run_tokens=run_tokens_of(shape.page_size))
+        config = wide or kernel_config(shape, target, 1)
+    return replace(config, mask="interval", run_tokens=run_tokens_of(shape.page_size))
 
 
 def _small_and_wide(shape: Shape, target: Target) -> KernelConfig | None:
@@ -110,9 +110,9 @@ def reserve_of(most_tokens: int) -> int:
     return min(RESERVE, most_tokens)
 
 
-def held_at_once(tile: KernelConfig, shape: Shape, target: Target) -> int:
+def held_at_once(config: KernelConfig, shape: Shape, target: Target) -> int:
     """Returns the thread blocks that the device holds at a time."""
-    return max(resident_blocks(tile, shape, target), _LEAST_PER_SM) * target.sms
+    return max(resident_blocks(config, shape, target), _LEAST_PER_SM) * target.sms
 
 
 def items_at_once(held: int, lanes: int) -> int:
@@ -129,7 +129,7 @@ def items_at_once(held: int, lanes: int) -> int:
 
 def room_of(
     shape: Shape,
-    tile: KernelConfig,
+    config: KernelConfig,
     requests: int,
     most_tokens: int,
     held: int,
@@ -141,7 +141,7 @@ def room_of(
 
     Args:
         shape: The attention shape.
-        tile: The kernel config of all plans.
+        config: The kernel config of all plans.
         requests: The most requests at a time.
         most_tokens: The most tokens of a request.
         held: See `held_at_once`.
@@ -149,16 +149,16 @@ def room_of(
         positions: Whether kernels need positions of rows and tokens.
     """
     rows = requests if max_rows is None else max_rows
-    lanes, per_tile = lanes_of(tile, shape), rows_per_tile(tile.rows, shape.group)
+    lanes, per_tile = lanes_of(config, shape), rows_per_tile(config.rows, shape.group)
     filling = math.ceil(_WAVES * held / lanes)
     items = rows + filling
     slots = _PARTS_PER_ROW * rows + 2 * filling * per_tile
     entries = 8 * items + 4 * rows
-    page_size, packed = shape.page_size, tile.tokens // run_tokens_of(shape.page_size)
-    tiles = -(-(most_tokens + reserve_of(most_tokens)) // tile.tokens)
+    page_size, packed = shape.page_size, config.tokens // run_tokens_of(shape.page_size)
+    tiles = -(-(most_tokens + reserve_of(most_tokens)) // config.tokens)
     lone_items = max(-(-rows // per_tile), math.ceil(held / lanes))
     lone_rows = -(-rows // lone_items)
-    _, tile_width = tile_form(tile.tokens, page_size, positions=positions)
+    _, tile_width = tile_form(config.tokens, page_size, positions=positions)
     return RequestRoom(
         seats=requests,
         items=items,
@@ -181,19 +181,26 @@ def room_of(
 
 
 def chunk_room_of(
-    shape: Shape, tile: KernelConfig, requests: int, most_tokens: int, chunk: int, held: int, *, positions: bool = False
+    shape: Shape,
+    config: KernelConfig,
+    requests: int,
+    most_tokens: int,
+    chunk: int,
+    held: int,
+    *,
+    positions: bool = False,
 ) -> RequestRoom:
     """Sizes tables as room_of does, for batch-invariant mode with chunks of `chunk` tokens.
 
     Lone items have room for all chunks of each request, because any of them may be walked alone.
     """
-    lanes, per_tile = lanes_of(tile, shape), rows_per_tile(tile.rows, shape.group)
+    lanes, per_tile = lanes_of(config, shape), rows_per_tile(config.rows, shape.group)
     filling = math.ceil(_WAVES * held / lanes)
     chunks = requests * -(-most_tokens // chunk)
     lone_items = max(-(-chunks // per_tile), min(chunks, filling))
     lone_rows = 1 << (per_tile - 1).bit_length()  # the same for all sizes, as step kernels are compiled for it
-    items, packed = requests + filling, tile.tokens // run_tokens_of(shape.page_size)
-    _, tile_width = tile_form(tile.tokens, shape.page_size, positions=positions)
+    items, packed = requests + filling, config.tokens // run_tokens_of(shape.page_size)
+    _, tile_width = tile_form(config.tokens, shape.page_size, positions=positions)
     return RequestRoom(
         seats=requests,
         items=items,
@@ -203,11 +210,11 @@ def chunk_room_of(
         claims=CLAIMS_PER_ROW * requests,
         slots=chunks,
         merge_partials=0,
-        tiles=items * (chunk // tile.tokens),
+        tiles=items * (chunk // config.tokens),
         packed_runs=items * packed,
         lone_items=lone_items,
         lone_rows=lone_rows,
-        lone_tiles=lone_rows * (chunk // tile.tokens),
+        lone_tiles=lone_rows * (chunk // config.tokens),
         lone_runs=lone_rows * packed,
         tile_width=tile_width,
         run_width=5 if positions else 4,
@@ -228,20 +235,20 @@ def form_for(
         most_tokens: The most tokens of a request.
         most_rows: The most query rows of all requests, where the page table has a qo_indptr; by default one for each.
     """
-    tile = tile_of(shape, target, -1 if options.scoring is None else options.scoring.options.window_left)
-    held = held_at_once(tile, shape, target)
+    config = tile_of(shape, target, -1 if options.scoring is None else options.scoring.options.window_left)
+    held = held_at_once(config, shape, target)
     positions = options.scoring is not None and options.scoring.positions
     requests = len(pages.seq_lens)
     if most_rows is None and pages.qo_indptr is not None:
         most_rows = requests
     if options.chunk:
-        room = chunk_room_of(shape, tile, requests, most_tokens, options.chunk, held, positions=positions)
+        room = chunk_room_of(shape, config, requests, most_tokens, options.chunk, held, positions=positions)
     else:
-        room = room_of(shape, tile, requests, most_tokens, held, most_rows, positions=positions)
+        room = room_of(shape, config, requests, most_tokens, held, most_rows, positions=positions)
     if RequestTables.of(room).words > INT32_MAX:
         found = f"{most_tokens} for {room.rows} rows"
         raise InputError("max_tokens", found, "needs tables of 8 GiB or more", "give fewer tokens, or fewer rows")
-    return BatchForm(tile, room, shape, pages, most_tokens, options.scales, options.scoring)
+    return BatchForm(config, room, shape, pages, most_tokens, options.scales, options.scoring)
 
 
 def is_served(plan: Plan) -> bool:

@@ -136,7 +136,7 @@ def layout_of(wanted: WantedLimits, choice: Choice, view: WindowedTree) -> Graph
     """
     tree, shape, plan = view.tree, view.problem.shape, view.planned(choice.strategy)
     exact = lower(plan, view.problem, positions=view.positions)
-    if not all(tile.fused for tile in exact.configs):
+    if not all(config.fused for config in exact.configs):
         reason = "runs unfused, with operations that follow the tree"
         raise StrategyError("strategy", str(choice.strategy), reason, "name another one, or declare no capacity")
     frame = _frame(plan, exact)
@@ -187,12 +187,12 @@ def _frame(plan: Plan, exact: Schedule) -> Frame:
         replace(
             exact.configs[k],
             mask=mask,
-            run_tokens=min(tile.run_tokens for tile in exact.configs[k::count]),
+            run_tokens=min(config.run_tokens for config in exact.configs[k::count]),
             epilogue_merge=False,
         )
         for k in range(count)
     ]
-    last = [replace(tile, epilogue_merge=plan.merge == "final") for tile in sizes]
+    last = [replace(config, epilogue_merge=plan.merge == "final") for config in sizes]
     return Frame((*sizes * (rounds - 1), *last), rounds)
 
 
@@ -216,8 +216,8 @@ def _room(limits: GraphLimits, demand: _Demand, first: Schedule, plan: Plan, mer
     there = [s > 0 or first.size.merges[0] > 0 for s in range(rounds)]
     there = [merges and (s == rounds - 1 or (there[s] and not final)) for s in range(rounds)]
     slots = limits.max_slots if merges else 0
-    tile = first.configs[0]
-    lanes = lanes_of(tile, shape)
+    config = first.configs[0]
+    lanes = lanes_of(config, shape)
     rows = limits.max_rows + max(demand.room(demand.listed, limits.max_items), limits.max_rows)
     return ArenaSizes(
         items=(limits.max_items,) * len(first.configs),
@@ -228,7 +228,7 @@ def _room(limits: GraphLimits, demand: _Demand, first: Schedule, plan: Plan, mer
         merge_partials=slots * (2 if rounds > 1 and not final else 1),
         slots=slots,
         workers=plan.blocks,
-        work=limits.max_items * lanes if tile.work_list else 0,
+        work=limits.max_items * lanes if config.work_list else 0,
         epilogue_rows=rows if final else 0,
         epilogue_partials=slots if final else 0,
         positions=limits.max_rows if len(first.row_positions) else 0,

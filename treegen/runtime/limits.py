@@ -59,7 +59,7 @@ class PageBounds:
         names = ("split", "shares", "head_rows", "split_shared_rows")
         split, shares, head_rows, split_shared_rows = (strategy.options.get(name) for name in names)
         rows = rows_per_tile(head_rows, shape.group) if isinstance(head_rows, int) else 1
-        tiles = -(-rows // min(rows_per_tile(tile.rows, shape.group) for tile in configs))
+        tiles = -(-rows // min(rows_per_tile(config.rows, shape.group) for config in configs))
         further = self.requests if split_shared_rows else 0
         pieces = self.tokens // split if isinstance(split, int) else 0
         if isinstance(shares, int | float):
@@ -74,9 +74,9 @@ class PageBounds:
         items that read this page. The last tile of an item's packed runs is filled up.
         """
         runs = min(self.pages + self.requests * min(self.requests, max_items), self.tokens) + max_items
-        filling = max(tile.runs_per_tile for tile in configs)
-        tiles = self.tokens // min(tile.tokens for tile in configs)
-        return tiles, self.tokens // min(tile.run_tokens for tile in configs) + runs + filling * max_items
+        filling = max(config.runs_per_tile for config in configs)
+        tiles = self.tokens // min(config.tokens for config in configs)
+        return tiles, self.tokens // min(config.run_tokens for config in configs) + runs + filling * max_items
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,7 +121,7 @@ class PreparedPlan:
         """The most tokens whose offsets kernels compute from that of the first: those of a full tile, if any."""
         if self.layout is None and not self.counted.column("tiles").any():
             return 1
-        return max((tile.tokens for tile in self.counted.configs), default=1)
+        return max((config.tokens for config in self.counted.configs), default=1)
 
     @property
     def limits(self) -> GraphLimits | None:

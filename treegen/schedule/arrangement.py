@@ -35,12 +35,12 @@ class Frame(NamedTuple):
 
 
 class Items(NamedTuple):
-    """Columns of work items: each has the rows `begin:begin + rows` of its group, and a kernel config `tile`."""
+    """Columns of work items: each has the rows `begin:begin + rows` of its group, and the kernel config `config`."""
 
     group: Longs
     begin: Longs
     rows: Longs
-    tile: Longs
+    config: Longs
 
     def at(self, places: Longs) -> Items:
         """Picks the items at these places, in this order."""
@@ -79,7 +79,7 @@ def arrange(plan: Plan, problem: Problem, frame: Frame | None = None, positions:
     items, runs = cut_rows(plan, runs_of_groups(plan, tree, positions), heights, whole=most_rows <= heights.item(0))
     items, runs, work, num_rounds = _in_launch_order(plan, items, runs, len(sizes), frame)
     launches = num_rounds * len(sizes)
-    bounds = [0, len(items.tile)] if launches == 1 else items.tile.searchsorted(np.arange(launches + 1)).tolist()
+    bounds = [0, len(items.config)] if launches == 1 else items.config.searchsorted(np.arange(launches + 1)).tolist()
     if num_rounds > 1:
         sizes, tokens = sizes * num_rounds, tokens * num_rounds
     return Arranged(sizes if frame is None else frame.configs, tokens, items, runs, work, bounds, num_rounds)
@@ -112,10 +112,10 @@ def cut_rows(plan: Plan, runs: Runs, heights: Longs, *, whole: bool) -> tuple[It
         rows = np.minimum(rows[group] - begin, highest)
         runs = runs_of_items(runs, group, begin, rows)
     if heights.shape[1] == 1:
-        tile = zeros(len(rows))
+        config = zeros(len(rows))
     else:
-        tile = (rows[:, None] <= (heights[:, 1:] if len(heights) == 1 else heights[group, 1:])).sum(1)
-    items, counts = Items(group, begin, rows, tile), runs.counts
+        config = (rows[:, None] <= (heights[:, 1:] if len(heights) == 1 else heights[group, 1:])).sum(1)
+    items, counts = Items(group, begin, rows, config), runs.counts
     if np.count_nonzero(counts) < len(counts):
         items, runs = items.at(counts.nonzero()[0]), runs._replace(indptr=offsets(counts[counts > 0]))
     return items, runs
@@ -127,19 +127,19 @@ def _in_launch_order(
     """Sorts items by round, then by kernel config, then the longest first; returns their runs, tokens, and the rounds.
 
     Items of one length that begin with the same KV slot are neighbours. They run at the same time, so all but the first
-    find that KV in L2. In the result, `tile` numbers the kernel configs of all rounds.
+    find that KV in L2. In the result, `config` numbers the kernel configs of all rounds.
     """
     num_rounds = 1 if frame is None else frame.rounds
     if frame is not None:
-        items = items._replace(tile=items.tile + plan.round[items.group].astype(np.int64) * sizes)
+        items = items._replace(config=items.config + plan.round[items.group].astype(np.int64) * sizes)
     elif np.count_nonzero(plan.round):
         rounds, round = np.unique(plan.round[items.group], return_inverse=True)
-        items, num_rounds = items._replace(tile=items.tile + round * sizes), max(len(rounds), 1)
+        items, num_rounds = items._replace(config=items.config + round * sizes), max(len(rounds), 1)
     work = runs.tokens
     # First slots and numbers of tokens have 31 bits each.
     key = runs.table.take(runs.indptr[:-1], 0)[:, 0] - (work << number(32))
     if num_rounds * sizes > 1:
-        order = np.lexsort((key, items.tile))
+        order = np.lexsort((key, items.config))
     elif np.count_nonzero(key[1:] < key[:-1]):
         order = key.argsort(kind="stable")
     else:

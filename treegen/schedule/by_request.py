@@ -40,11 +40,11 @@ _AS_RUNS, _AS_SEGMENTS = (0, 1, 3, 4, 2), (0, 1, 4, 2, 3)
 class ItemRoom(NamedTuple):
     """The room of work items.
 
-    tile: their kernel config. page_size: tokens of a page. reserve: tokens that a request may gain until the next plan.
-    causal: whether the kernel's mask hides the tokens behind each row, so that items need not.
+    config: their kernel config. page_size: tokens of a page. reserve: tokens that a request may gain until the next
+    plan. causal: whether the kernel's mask hides the tokens behind each row, so that items need not.
     """
 
-    tile: KernelConfig
+    config: KernelConfig
     page_size: int
     reserve: int
     causal: bool = False
@@ -87,7 +87,7 @@ def lower_by_request(plan: Plan, problem: Problem, room: ItemRoom) -> RequestSch
     if requests is None:
         raise InputError("tree", str(tree), "does not say which request its tokens belong to", "use Tree.from_requests")
     row_table, first_row = row_table_of(plan, tree)
-    items = _items(plan, tree, first_row, rows_per_tile(room.tile.rows, problem.shape.group))
+    items = _items(plan, tree, first_row, rows_per_tile(room.config.rows, problem.shape.group))
     entries, most_tokens = _entries(items.segments, tree, requests, room)
     (tile0, run0), (tile_room, run_room) = regions(most_tokens, items.indptr[:-1], room)
     partial0, merges = _merges(items, row_table, tree.num_rows)
@@ -97,7 +97,7 @@ def lower_by_request(plan: Plan, problem: Problem, room: ItemRoom) -> RequestSch
     row0[:], rows[:], of_tiles[:], of_packed[:] = items.row0, items.rows, tile0, run0
     of_slots[:], group[:] = partial0, items.group
     schedule = Schedule.trusted(
-        configs=(room.tile,),
+        configs=(room.config,),
         config_indptr=config_offsets((0, len(table))),
         items=frozen(table),
         rows=frozen(requests.seat.take(row_table)),
@@ -155,7 +155,7 @@ def _entries(segments: Ints, tree: Tree, requests: RequestKV, room: ItemRoom) ->
     owner, first, end = requests.of_nodes.take(place, 1)
     opened, to_end, begin = end == 0, stop == tree.tokens.take(place), 0
     if np.count_nonzero(to_end) < len(to_end):
-        unit = max(room.tile.tokens, room.page_size)
+        unit = max(room.config.tokens, room.page_size)
         begin, cut = segments[1:3] & -unit
         opened &= to_end
         stop, end = np.where(to_end, stop, cut), np.where(to_end, end, first + cut)
@@ -179,7 +179,7 @@ def regions(most_tokens: Longs | Ints, items: Longs, room: ItemRoom) -> tuple[Lo
     Returns:
         Where each item's tiles and packed runs begin, `[2, items]`; and the room of all items in both tables.
     """
-    tokens, run_tokens = room.tile.tokens, run_tokens_of(room.page_size)
+    tokens, run_tokens = room.config.tokens, run_tokens_of(room.page_size)
     packed, size = tokens // run_tokens, (tokens.bit_length() - 1, run_tokens.bit_length() - 1)
     pieces = np.empty((2, len(most_tokens)), np.int64)
     np.right_shift(most_tokens, size[0], out=pieces[0])

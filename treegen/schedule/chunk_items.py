@@ -35,23 +35,23 @@ class _SharedItems(NamedTuple):
     rows: Longs
 
 
-def lower_chunks(plan: Plan, problem: Problem, tile: KernelConfig, room: RequestRoom) -> RequestSchedule:
+def lower_chunks(plan: Plan, problem: Problem, config: KernelConfig, room: RequestRoom) -> RequestSchedule:
     """Makes the schedule of a plan of treegen.strategies.chunk_paths, with work items for its groups of several rows.
 
     Where there is no room for all items, those of the fewest rows are left out. Their rows walk the chunk alone.
     """
     tree, requests, page_size = problem.tree, problem.tree.requests, problem.shape.page_size
     assert requests is not None
-    items = _shared_items(plan, requests, room, rows_per_tile(tile.rows, problem.shape.group))
+    items = _shared_items(plan, requests, room, rows_per_tile(config.rows, problem.shape.group))
     partial0, begin = offsets(items.rows)[:-1], items.chunk * room.chunk
-    full, packed = room.chunk // tile.tokens, tile.tokens // run_tokens_of(page_size)
+    full, packed = room.chunk // config.tokens, config.tokens // run_tokens_of(page_size)
     entries = stacked(items.owner, begin, begin + room.chunk, 0, items.rows).T
     count, listed = len(items.rows), tree.topology.row_of_rank
     table = np.zeros((count, len(ITEM_FIELDS)), np.int32)
     table[:, 0], table[:, 1], table[:, 6] = items.lo, items.rows, partial0
     table[:, 2], table[:, 4] = ramp(count) * full, ramp(count) * packed
     schedule = Schedule(
-        configs=(tile,),
+        configs=(config,),
         config_indptr=frozen(np.array([0, count])),
         items=frozen(table),
         rows=frozen(requests.seat.take(listed)),

@@ -186,7 +186,7 @@ def _chunk_work(
 
 def expanded(
     made: RequestSchedule,
-    tile: KernelConfig,
+    config: KernelConfig,
     requests: RunningRequests,
     window_left: int = -1,
     chunk: int = 0,
@@ -197,7 +197,7 @@ def expanded(
 
     Args:
         made: The plan's schedule by request.
-        tile: The kernel config.
+        config: The kernel config.
         requests: The running requests.
         window_left: Tokens before its own that a row sees, -1 for all.
         chunk: Tokens of a chunk in batch-invariant mode, else 0.
@@ -225,7 +225,7 @@ def expanded(
     table[:, 4], table[:, 5], table[:, 6] = place[:-1], counts, [slot for _, slot, _ in items]
     row_positions = _row_positions(requests) if positions else np.empty(0)
     schedule = Schedule(
-        configs=(replace(tile, run_tokens=tile.tokens, has_full_tiles=False),),
+        configs=(replace(config, run_tokens=config.tokens, has_full_tiles=False),),
         config_indptr=frozen(np.array([0, num])),
         items=frozen(table),
         rows=frozen(np.array([row for row, *_ in items], np.int64)),

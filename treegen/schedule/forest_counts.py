@@ -63,10 +63,10 @@ def count(plan: Plan, forest: Tree, first_row: Longs, shape: Shape, target: Targ
         partial_rows += np.bincount(np.searchsorted(first_row, kept, side="right") - 1, minlength=trees)
 
     of_group = (tree * (int(plan.round.max(initial=0)) + 1) + plan.round)[items.group]
-    _, first, launch = np.unique(of_group * tokens.shape[1] + items.tile, return_index=True, return_inverse=True)
+    _, first, launch = np.unique(of_group * tokens.shape[1] + items.config, return_index=True, return_inverse=True)
     if not len(first):
         return Counts(partial_rows, np.zeros(trees, np.int64))
-    of_launch, of_run = tokens[tree[items.group[first]], items.tile[first]], launch.repeat(runs.counts)
+    of_launch, of_run = tokens[tree[items.group[first]], items.config[first]], launch.repeat(runs.counts)
     pieces = packed_pieces_of(runs, runs.tokens, launch, tuple(of_launch.tolist()), usual_run_tokens(plan))
     masked = np.bincount(of_run, masked_runs(runs, items.rows), len(first)) > 0
     mask_runs = np.where(masked[launch], np.add(*pieces.of_items), 0)

@@ -101,10 +101,12 @@ def scheduled(
     row0 = row0[items.group] + items.begin
     results = row_results(plan, items, row_table, row0, tree.num_rows, num_rounds, launches)
     if framed or plan.invariant_block:
-        if any(tile.epilogue_merge for tile in configs) and not len(results.epilogue.slots):
+        if any(config.epilogue_merge for config in configs) and not len(results.epilogue.slots):
             results = results._replace(epilogue=Epilogue(frozen(np.zeros(len(row_table) + 1)), NO_EPILOGUE.slots))
     elif results.merging is not None:
-        configs = tuple(replace(tile, epilogue_merge=own) for tile, own in zip(configs, results.merging, strict=True))
+        configs = tuple(
+            replace(config, epilogue_merge=own) for config, own in zip(configs, results.merging, strict=True)
+        )
     dealt = _deal(plan, configs, items.rows, arranged.work, shape, target)
     return Schedule.trusted(
         configs=configs,
@@ -128,9 +130,9 @@ def scheduled(
 
 
 @cache
-def _launched_config(tile: KernelConfig, mask: TileMask, run_tokens: int, dealt: bool) -> KernelConfig:
+def _launched_config(config: KernelConfig, mask: TileMask, run_tokens: int, dealt: bool) -> KernelConfig:
     """Specialises a kernel config for the runs of one launch."""
-    return replace(tile, mask=mask, run_tokens=run_tokens, work_list=dealt)
+    return replace(config, mask=mask, run_tokens=run_tokens, work_list=dealt)
 
 
 @cache
@@ -148,9 +150,9 @@ def _tabulate_configs(plan: Plan, arranged: Arranged, *, fixed: bool) -> tuple[t
     if fixed and plan.mask in BIT_MASKS:
         runs.table[:, 2], runs.table[:, 3] = bit_words(runs.table[:, 2], runs.table[:, 3])
     if fixed or not sizes[0].fused:
-        pieces = pieces_of(runs, items.tile, tokens, tuple(tile.run_tokens for tile in sizes))
-        return sizes, tabulate(runs, pieces, items.tile, tokens)
-    pieces = packed_pieces_of(runs, work, items.tile, tokens, usual_run_tokens(plan))
+        pieces = pieces_of(runs, items.config, tokens, tuple(config.run_tokens for config in sizes))
+        return sizes, tabulate(runs, pieces, items.config, tokens)
+    pieces = packed_pieces_of(runs, work, items.config, tokens, usual_run_tokens(plan))
     mask: TileMask = "bits" if plan.mask in BIT_MASKS else "interval"
     of_runs = [0, len(runs.table)] if len(sizes) == 1 else runs.indptr[bounds].tolist()
     masked = masked_launches(runs, items.rows, of_runs)
@@ -161,21 +163,23 @@ def _tabulate_configs(plan: Plan, arranged: Arranged, *, fixed: bool) -> tuple[t
                 of_config[:, 2], of_config[:, 3] = bit_words(of_config[:, 2], of_config[:, 3])
     dealt = plan.blocks > 0
     configs = [
-        _launched_config(tile, mask if is_masked else "none", run_tokens, dealt)
-        for tile, run_tokens, is_masked in zip(sizes, pieces.run_tokens, masked, strict=True)
+        _launched_config(config, mask if is_masked else "none", run_tokens, dealt)
+        for config, run_tokens, is_masked in zip(sizes, pieces.run_tokens, masked, strict=True)
     ]
-    return tuple(configs), tabulate(runs, pieces, items.tile, tokens)
+    return tuple(configs), tabulate(runs, pieces, items.config, tokens)
 
 
-def _tabulate_fixed(plan: Plan, tree: Tree, tile: KernelConfig, items: Items, runs: Runs) -> PackedTables:
+def _tabulate_fixed(plan: Plan, tree: Tree, config: KernelConfig, items: Items, runs: Runs) -> PackedTables:
     """Makes the tables of a batch-invariant plan. Each of its groups is one work item."""
     if len(items.group) and int(items.begin.max()):
         rows = int(plan.group_rows.max())
         raise PlanError(
-            "invariant_block", f"a group of {rows} rows", f"exceeds a tile of {tile.rows} head rows", "divide it"
+            "invariant_block", f"a group of {rows} rows", f"exceeds a tile of {config.rows} head rows", "divide it"
         )
     places = places_along_paths(plan, tree, items.group, runs)
-    return tabulate(runs, fixed_pieces_of(runs, places, tile.tokens, tile.run_tokens), items.tile, (tile.tokens,))
+    return tabulate(
+        runs, fixed_pieces_of(runs, places, config.tokens, config.run_tokens), items.config, (config.tokens,)
+    )
 
 
 def _deal(

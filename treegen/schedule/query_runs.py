@@ -54,14 +54,14 @@ def lower_queries(plan: Plan, problem: Problem, room: ItemRoom) -> RequestSchedu
     tree, requests = problem.tree, problem.tree.requests
     assert requests is not None
     assert requests.queries is not None
-    arranged = arrange(plan, problem, Frame((room.tile,), 1))
+    arranged = arrange(plan, problem, Frame((room.config,), 1))
     arranged = arranged._replace(runs=joined_runs(arranged.runs, tree, requests.queries if room.causal else None))
     arranged, split = split_pieces(plan, arranged, tree, requests.queries)
     entries, most_tokens, least = _entries(plan, arranged, tree, requests, room, split)
     (tile0, run0), (tile_room, run_room) = regions(most_tokens, arranged.runs.indptr[:-1], room)
     nothing = np.zeros(len(tile0), np.int64)
     tables = PackedTables(_NO_RUNS, _NO_RUNS, (tile0, nothing, run0, nothing))
-    made = scheduled(plan, problem, arranged, (room.tile,), tables, framed=True)
+    made = scheduled(plan, problem, arranged, (room.config,), tables, framed=True)
     request = ramp(len(requests.seat)).repeat(requests.queries)
     listed, merged = request.take(made.rows), request.take(made.merge_rows)
     of_rows = made.changed(rows=frozen(requests.seat.take(listed)), merge_rows=frozen(requests.seat.take(merged)))
@@ -217,7 +217,7 @@ def _entries(
         which its entries are right.
     """
     assert requests.queries is not None
-    runs, unit = arranged.runs.table, max(room.tile.tokens, room.page_size)
+    runs, unit = arranged.runs.table, max(room.config.tokens, room.page_size)
     node = tree.kv.start.searchsorted(runs[:, 0], "right") - 1
     first = runs[:, 0] - tree.kv.start.take(node)
     end, tokens, base = first + runs[:, 1], tree.tokens.take(node), requests.first.take(node)

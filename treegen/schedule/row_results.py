@@ -77,7 +77,7 @@ def row_results(
         kept &= ~joined
         if len(epilogue.slots):
             merges_any = final & (epilogue.indptr[1:] > epilogue.indptr[:-1])[entry]
-            merging = (np.bincount(items.tile[item], merges_any, launches) > 0).tolist()
+            merging = (np.bincount(items.config[item], merges_any, launches) > 0).tolist()
     kept_row = row[kept]
     if plan.invariant_block:  # partials of a row in the order of groups, which is that of its path
         order = items.group.repeat(rows)[kept].argsort(kind="stable")
@@ -87,7 +87,7 @@ def row_results(
     elif not len(kept_row):
         merges = no_merges(empty_rows, num_rounds)
     else:
-        round = items.tile.repeat(rows)[kept] // (launches // num_rounds)
+        round = items.config.repeat(rows)[kept] // (launches // num_rounds)
         if plan.merge == "final":
             round = np.full(len(round), num_rounds - 1)
         merges = merge_lists(kept_row, slot[kept], round, empty_rows, num_rounds)

@@ -255,37 +255,37 @@ class Walks(NamedTuple):
     cohorts: Cohorts
 
 
-def weights_of(problem: Problem, tile: KernelConfig | None = None) -> Weights | None:
+def weights_of(problem: Problem, config: KernelConfig | None = None) -> Weights | None:
     """Weighs every policy of the list; None where no row sees anything. Errors as of `weighed`.
 
-    tile: the kernel config of all plans, where launches have but one; policies then name no tile.
+    config: the kernel config of all plans, where launches have but one; policies then name no tile.
     """
-    return weights_from(walks_of(problem, tile), problem, tile)
+    return weights_from(walks_of(problem, config), problem, config)
 
 
-def walks_of(problem: Problem, tile: KernelConfig | None = None) -> Walks | None:
+def walks_of(problem: Problem, config: KernelConfig | None = None) -> Walks | None:
     """Does the first half of `weights_of`: counts the cohorts of all walks."""
     tree, shape, target = problem
     if not len(tree.topology.spans):
         return None
     cuts = cuts_of(tree)
-    layout = layout_of(shape, target, tree.num_rows, len(cuts), tile)
+    layout = layout_of(shape, target, tree.num_rows, len(cuts), config)
     return Walks(cuts, layout, cohorts_of(tree, layout, cuts))
 
 
-def weights_from(walks: Walks | None, problem: Problem, tile: KernelConfig | None = None) -> Weights | None:
+def weights_from(walks: Walks | None, problem: Problem, config: KernelConfig | None = None) -> Weights | None:
     """Does the second half of `weights_of`, from the result of the first one."""
     if walks is None:
         return None
     (cuts, layout, cohorts), (tree, shape, target) = walks, problem
     bins, whole = bins_of(cohorts), tally(cohorts, len(layout.walks))
-    splits = splits_of(bins, whole, layout, shape, target, BLOCKS_PER_SM if tile is None else BATCH_BLOCKS_PER_SM)
+    splits = splits_of(bins, whole, layout, shape, target, BLOCKS_PER_SM if config is None else BATCH_BLOCKS_PER_SM)
     whole_paths = len(layout.walks) - len(cuts)
     cut = [
         replace(walk, split_shared_rows=cut.rows) for walk, cut in zip(layout.walks[whole_paths:], cuts, strict=True)
     ]
     outputs = outputs_of(bins.parts(splits), bins, layout, cuts, tree.num_rows)
-    of_batch = None if tile is None else batch_times_of(outputs, whole, layout, problem)
+    of_batch = None if config is None else batch_times_of(outputs, whole, layout, problem)
     times_us = (
         times_of(splits, outputs, whole, layout, problem)
         if of_batch is None

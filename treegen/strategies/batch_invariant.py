@@ -95,10 +95,10 @@ class BatchInvariant(Strategy):
         tree, shape, target = problem
         if tree.requests is not None:
             return by_chunk(tree, tree.requests, self.chunk).changed(strategy=str(self))
-        tile = invariant_config(shape, target, self.block)
-        lanes = lanes_of(tile, shape)
-        machine = Machine(rows_per_tile(tile.rows, shape.group), target.sms / lanes)
-        plan = by_tile_path(tree, self.chunk, tile.tokens, self.block, machine, isolated=self.isolated)
+        config = invariant_config(shape, target, self.block)
+        lanes = lanes_of(config, shape)
+        machine = Machine(rows_per_tile(config.rows, shape.group), target.sms / lanes)
+        plan = by_tile_path(tree, self.chunk, config.tokens, self.block, machine, isolated=self.isolated)
         plan = plan.changed(strategy=str(self), invariant_block=self.block)
         if on_pass:
             on_pass("by_tile_path", plan)

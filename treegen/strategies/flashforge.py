@@ -95,11 +95,11 @@ class FlashForge(Strategy):
 
         rows, tokens: of each node.
         """
-        tile = kernel_config(shape, target, int(rows.max(initial=1)))
-        blocks = self.blocks or resident_blocks(tile, shape, target) * target.sms
-        height = rows_per_tile(tile.rows, shape.group)
-        head_rows = task_rows(np.minimum(rows, height), tile, shape)
-        count = -(-rows // height) * lanes_of(tile, shape)
+        config = kernel_config(shape, target, int(rows.max(initial=1)))
+        blocks = self.blocks or resident_blocks(config, shape, target) * target.sms
+        height = rows_per_tile(config.rows, shape.group)
+        head_rows = task_rows(np.minimum(rows, height), config, shape)
+        count = -(-rows // height) * lanes_of(config, shape)
         return divide(head_rows, tokens, count, blocks, task_costs(shape, target)), blocks
 
 

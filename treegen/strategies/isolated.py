@@ -123,7 +123,7 @@ class Isolated(Strategy):
 def _two_tiles(shape: Shape, target: Target) -> tuple[tuple[int, int], ...]:
     """Returns the (head rows, tokens) of the tiles for many and for few rows, larger rows first."""
     configs = [kernel_config(shape, target, rows) for rows in (SMALL_ROWS + 1, 1)]
-    tiles = {tile.rows: tile.tokens for tile in configs}
+    tiles = {config.rows: config.tokens for config in configs}
     return tuple(tiles.items())
 
 

@@ -34,13 +34,13 @@ def task_costs(shape: Shape, target: Target) -> Costs:
     return lambda rows, tokens: cost(rows, tokens) * scale
 
 
-def task_rows(rows: Counts, tile: KernelConfig, shape: Shape) -> Longs:
+def task_rows(rows: Counts, config: KernelConfig, shape: Shape) -> Longs:
     """Returns the query head rows with which items of `rows` rows enter the grid.
 
     Few rows in a large tile cost the same as the fewest rows that a large tile is chosen for.
     """
-    least = 1 if tile.rows <= SMALL_ROWS else SMALL_ROWS + 1
-    return np.clip(np.asarray(rows, np.int64) * shape.group, least, tile.rows)
+    least = 1 if config.rows <= SMALL_ROWS else SMALL_ROWS + 1
+    return np.clip(np.asarray(rows, np.int64) * shape.group, least, config.rows)
 
 
 def source_of_costs(target: Target) -> str:
@@ -52,14 +52,16 @@ def source_of_costs(target: Target) -> str:
 
 def _analytic_task_us(rows: Counts, tokens: Counts, shape: Shape, target: Target) -> Floats:
     """Returns a task's share of an SM that is full of tasks like it, in microseconds."""
-    tile = kernel_config(shape, target, -(-int(np.max(rows, initial=1)) // shape.group))
-    flops, loaded = tile_work(tile, shape)
+    config = kernel_config(shape, target, -(-int(np.max(rows, initial=1)) // shape.group))
+    flops, loaded = tile_work(config, shape)
     counts = dict.fromkeys(ITEMS.counts, np.zeros(1))
     for name in ("pieces", "even_pieces"):
         counts[name] = np.ones(1)
-    for name, value in (("tile_flops", flops), ("tile_bytes", loaded), ("tile_rows", tile.rows)):
+    for name, value in (("tile_flops", flops), ("tile_bytes", loaded), ("tile_rows", config.rows)):
         counts[name] = np.full(1, float(value))
     values = term_values(ITEMS, counts, target)
     start, each = float(values["throughput"][0]) * target.sms, float(values["full_tile"][0])
-    whole: Floats = (start + np.ceil(tokens / tile.tokens) * each + 0.0 * rows) * resident_blocks(tile, shape, target)
+    whole: Floats = (start + np.ceil(tokens / config.tokens) * each + 0.0 * rows) * resident_blocks(
+        config, shape, target
+    )
     return whole

@@ -135,29 +135,30 @@ def shared_bytes(rows: int, tokens: int, stages: int, shape: Shape, target: Targ
     return query + stages * kv + converted + (_BLACKWELL_SCRATCH if target.capability >= _BLACKWELL else 0)
 
 
-def resident_blocks(tile: KernelConfig, shape: Shape, target: Target) -> int:
+def resident_blocks(config: KernelConfig, shape: Shape, target: Target) -> int:
     """Returns the thread blocks of a config that an SM is assumed to hold at a time, by shared memory and registers.
 
     Kernels are assumed to use all of the 255 registers that a thread can have.
     """
-    shared = shared_bytes(tile.rows, tile.tokens, tile.num_stages, shape, target) + _RESERVED
-    return max(1, min(target.shared_bytes_per_sm // shared, MOST_RESIDENT // max(tile.num_warps, 1)))
+    shared = shared_bytes(config.rows, config.tokens, config.num_stages, shape, target) + _RESERVED
+    return max(1, min(target.shared_bytes_per_sm // shared, MOST_RESIDENT // max(config.num_warps, 1)))
 
 
-def tile_work(tile: KernelConfig, shape: Shape) -> tuple[int, int]:
+def tile_work(config: KernelConfig, shape: Shape) -> tuple[int, int]:
     """Returns the floating-point operations that take the time of one tile, and the bytes of its keys and values.
 
     Where these are converted from 8 bits on their way through shared memory, operations count three times: on an H200
     such tiles of 64 x 64 take 1.0 us of an SM, others 0.55, and alone on it 1.4 us and 0.8.
     """
-    converted = shape.kv_dtype in FP8 and not reads_packed_fp8(tile.rows, shape)
-    work = tile_operations(tile, shape) * (3 if converted else 1)
-    return work, tile.tokens * shape.kv_token_bytes // shape.num_kv_heads
+    converted = shape.kv_dtype in FP8 and not reads_packed_fp8(config.rows, shape)
+    work = tile_operations(config, shape) * (3 if converted else 1)
+    return work, config.tokens * shape.kv_token_bytes // shape.num_kv_heads
 
 
-def tile_operations(tile: KernelConfig, shape: Shape) -> int:
+def tile_operations(config: KernelConfig, shape: Shape) -> int:
     """Returns the floating-point operations of one tile, padding included."""
-    return 2 * tile.rows * tile.tokens * (sum(key_pieces(shape.head_dim, shape.head_dim_v)) + padded(shape.head_dim_v))
+    dims = sum(key_pieces(shape.head_dim, shape.head_dim_v)) + padded(shape.head_dim_v)
+    return 2 * config.rows * config.tokens * dims
 
 
 @cache
@@ -214,8 +215,7 @@ def _wider(rows: int, shape: Shape, target: Target) -> int:
     take by eight warps. Caches that are converted keep eight: four spill.
     """
     by_groups = rows >= MATRIX_ROWS and shape.dtype != "fp32" and target.capability >= _HOPPER
-    by_groups = by_groups and shape.kv_dtype not in FP8
-    return 1 if by_groups or padded(shape.head_dim_v) <= 128 else 2
+    return 1 if padded(shape.head_dim_v) <= 128 or (by_groups and shape.kv_dtype not in FP8) else 2
 
 
 def _by_one_warp(shape: Shape, target: Target) -> bool:
@@ -258,9 +258,9 @@ def rows_per_tile(rows: int, group: int) -> int:
     return max(1, rows // group)
 
 
-def lanes_of(tile: KernelConfig, shape: Shape) -> int:
+def lanes_of(config: KernelConfig, shape: Shape) -> int:
     """Returns the thread blocks of a work item: one for each KV head and tile of its query heads."""
-    return shape.num_kv_heads * -(-shape.group // tile.rows)
+    return shape.num_kv_heads * -(-shape.group // config.rows)
 
 
 class TileSizes(NamedTuple):
@@ -294,7 +294,7 @@ def tile_sizes(
 
 def sizes_of(configs: tuple[KernelConfig, ...], mask: Mask, shape: Shape) -> TileSizes:
     """Returns the sizes of kernel configs for a plan's mask."""
-    heights = [rows_per_tile(tile.rows, shape.group) for tile in configs]
+    heights = [rows_per_tile(config.rows, shape.group) for config in configs]
     if mask in BIT_MASKS:
         heights = [min(height, MOST_BIT_ROWS) for height in heights]
-    return TileSizes(configs, tuple(tile.tokens for tile in configs), np.array([heights]))
+    return TileSizes(configs, tuple(config.tokens for config in configs), np.array([heights]))

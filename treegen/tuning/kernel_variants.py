@@ -40,7 +40,7 @@ def kernel_sources(shape: Shape, target: Target) -> list[Source]:
         dict.fromkeys((1, shape.page_size)),
         KernelOptions(emulate_e4m3=emulates_e4m3(shape, target.capability)),
     )
-    keys = [kernel_key(tile, shape, size, options) for size in sizes for tile in configs]
+    keys = [kernel_key(config, shape, size, options) for size in sizes for config in configs]
     return [*map(emit_partial, keys), *map(emit_merge, merge_keys(shape))]
 
 
@@ -59,22 +59,22 @@ def kernel_configs(shape: Shape, target: Target) -> list[KernelConfig]:
     (treegen.schedule.passes.fuse_merge); - all of Medusa's: it runs unfused.
     """
     suited = [kernel_config(shape, target, rows) for rows in (1, SMALL_ROWS + 1)]
-    tile = named_config(shape, target)
-    named = [] if tile is None else [tile]
+    config = named_config(shape, target)
+    named = [] if config is None else [config]
     fasttree = FastTree()
     phases = _wanted(zip(fasttree.tile_q, fasttree.tile_kv, strict=True), shape, target)
     made: list[KernelConfig] = []
-    for tile in (*suited, *named):
+    for config in (*suited, *named):
         for merging in (False, True):
-            made += _variants(replace(tile, epilogue_merge=merging), "interval", RUN_TOKENS, shape)
-    for tile in suited:
-        made += _variants(replace(tile, work_list=True), "interval", WORK_LIST_RUN_TOKENS, shape)
+            made += _variants(replace(config, epilogue_merge=merging), "interval", RUN_TOKENS, shape)
+    for config in suited:
+        made += _variants(replace(config, work_list=True), "interval", WORK_LIST_RUN_TOKENS, shape)
     made += _variants(suited[0], "bits", RUN_TOKENS, shape)
-    large = [tile for tile in (*suited, *named) if tile.rows > SMALL_ROWS]
-    made += [replace(tile, mask="interval", fused_merge=True) for tile in large]
-    for tile in phases:
-        made += _variants(tile, "interval", RUN_TOKENS, shape)
-    made += [replace(tile, has_full_tiles=False) for tile in made if can_be_single_loop(tile)]
+    large = [config for config in (*suited, *named) if config.rows > SMALL_ROWS]
+    made += [replace(config, mask="interval", fused_merge=True) for config in large]
+    for config in phases:
+        made += _variants(config, "interval", RUN_TOKENS, shape)
+    made += [replace(config, has_full_tiles=False) for config in made if can_be_single_loop(config)]
     return list(dict.fromkeys(made))
 
 
@@ -85,11 +85,11 @@ def _wanted(sizes: Iterable[tuple[int, int]], shape: Shape, target: Target) -> I
             yield wanted_config(rows, tokens, shape, target)
 
 
-def _variants(tile: KernelConfig, mask: TileMask, run_tokens: int, shape: Shape) -> Iterator[KernelConfig]:
+def _variants(config: KernelConfig, mask: TileMask, run_tokens: int, shape: Shape) -> Iterator[KernelConfig]:
     """Yields a config without and with this mask, with packed runs of several tokens and of one."""
     masks: tuple[TileMask, ...] = ("none", mask)
-    if mask == "interval" and rows_per_tile(tile.rows, shape.group) == 1:
+    if mask == "interval" and rows_per_tile(config.rows, shape.group) == 1:
         masks = ("none",)
     for chosen in masks:
-        for tokens in dict.fromkeys((min(run_tokens, tile.tokens), 1)):
-            yield replace(tile, mask=chosen, run_tokens=tokens)
+        for tokens in dict.fromkeys((min(run_tokens, config.tokens), 1)):
+            yield replace(config, mask=chosen, run_tokens=tokens)

@@ -57,7 +57,7 @@ def record(plan: Plan, problem: Problem, repeats: int = REPEATS) -> Recording | 
 
     schedule, device = planned_device_schedule(plan, problem), default_device()
     works = list(launch_work(schedule, problem.shape))
-    if not works or not all(tile.fused for tile in schedule.configs):
+    if not works or not all(config.fused for config in schedule.configs):
         return None
     case = Case.of(problem.tree, problem.shape, device)
     plain = TritonProgram(schedule, problem.shape, device)

@@ -107,17 +107,17 @@ def items_object(schedule: Schedule, groups: list[int] | None = None) -> dict[st
         schedule: The schedule.
         groups: The groups; by default all.
     """
-    config = np.repeat(np.arange(len(schedule.configs)), np.diff(schedule.config_indptr))
-    places = {tile: place for place, tile in enumerate(distinct_configs(schedule))}
-    of_config = np.array([places[tile] for tile in schedule.configs], np.int64)
+    number = np.repeat(np.arange(len(schedule.configs)), np.diff(schedule.config_indptr))
+    places = {config: place for place, config in enumerate(distinct_configs(schedule))}
+    of_config = np.array([places[config] for config in schedule.configs], np.int64)
     kept = slice(None) if groups is None else np.flatnonzero(np.isin(schedule.column("group"), groups))
     columns: dict[str, npt.NDArray[Any]] = {
         "group": schedule.column("group"),
-        "config": of_config[config],
+        "config": of_config[number],
         "rows": schedule.column("rows"),
         "full_tiles": schedule.column("tiles"),
         "packed_tiles": schedule.column("packed_tiles"),
-        "tokens": _tokens(schedule, config),
+        "tokens": _tokens(schedule, number),
         "partial": schedule.column("partial0"),
     }
     return {name: column[kept].tolist() for name, column in columns.items()}
@@ -128,12 +128,12 @@ def distinct_configs(schedule: Schedule) -> list[KernelConfig]:
     return list(dict.fromkeys(schedule.configs))
 
 
-def _tokens(schedule: Schedule, config: Longs) -> Longs:
-    """Returns the tokens in the tiles of each item."""
+def _tokens(schedule: Schedule, number: Longs) -> Longs:
+    """Returns the tokens in the tiles of each item. number: that of its kernel config."""
     tile0, tiles, run0, packed = (
         schedule.column(name).astype(np.int64) for name in ("tile0", "tiles", "run0", "packed_tiles")
     )
-    runs = packed * np.array([tile.runs_per_tile for tile in schedule.configs], np.int64)[config]
+    runs = packed * np.array([config.runs_per_tile for config in schedule.configs], np.int64)[number]
     tile_ends, run_ends = offsets(schedule.tiles[:, 1]), offsets(schedule.packed_runs[:, 1])
     tokens: Longs = tile_ends[tile0 + tiles] - tile_ends[tile0] + run_ends[run0 + runs] - run_ends[run0]
     return tokens

@@ -25,9 +25,9 @@ def with_empty_row_items(plan: Plan, schedule: Schedule, shape: Shape) -> tuple[
     empty = lengths == 0
     if not empty.any():
         return plan, schedule
-    tile = schedule.configs[0]
-    height = rows_per_tile(tile.rows, shape.group)
-    height = min(height, MOST_BIT_ROWS) if tile.mask == "bits" else height
+    config = schedule.configs[0]
+    height = rows_per_tile(config.rows, shape.group)
+    height = min(height, MOST_BIT_ROWS) if config.mask == "bits" else height
 
     # The row table begins with all rows in rank order, so a rank is the entry of its row. Neighbours share an item.
     ranks = np.flatnonzero(np.isin(schedule.rows[: int(schedule.rows.max()) + 1], schedule.merge_rows[empty]))
@@ -71,10 +71,10 @@ def _extended(indptr: Ints, entries: int) -> Ints:
 
 def _work(schedule: Schedule, first: int, count: int, shape: Shape) -> tuple[Ints, Ints]:
     """Appends items `first:first + count` to the last work list, in a config that has work lists."""
-    tile = schedule.configs[0]
-    if not tile.work_list:
+    config = schedule.configs[0]
+    if not config.work_list:
         return schedule.work, schedule.work_indptr
-    lanes = lanes_of(tile, shape)
+    lanes = lanes_of(config, shape)
     more = np.arange(first * lanes, (first + count) * lanes)
     indptr = schedule.work_indptr.copy()
     indptr[-1] += len(more)

@@ -50,8 +50,8 @@ def with_fused_merge(schedule: Schedule) -> Schedule:
     Partial slots are numbered again, in the order in which the kernel computes them. Any other schedule is returned as
     it is.
     """
-    tile = _fused_merge_config(schedule)
-    if tile is None:
+    config = _fused_merge_config(schedule)
+    if config is None:
         return schedule
     border = int(schedule.config_indptr[1])
     row0, rows, partial0 = (schedule.column(name).astype(np.int64) for name in ("row0", "rows", "partial0"))
@@ -72,7 +72,7 @@ def with_fused_merge(schedule: Schedule) -> Schedule:
     items = schedule.items.copy()
     items[order, ITEM_FIELDS.index("partial0")] = parts * row0[order] + np.arange(parts) * rows[order]
     return schedule.changed(
-        configs=(tile,),
+        configs=(config,),
         config_indptr=frozen(np.array([0, len(items)])),
         items=frozen(items),
         round_indptr=frozen(np.array([0, 1])),
@@ -95,8 +95,8 @@ def _fused_merge_config(schedule: Schedule) -> KernelConfig | None:
         return None
     if first.rows <= SMALL_ROWS or first.run_tokens == 1 or not {first.mask, second.mask} <= {"none", "interval"}:
         return None
-    tile = replace(second, mask="interval", epilogue_merge=False)
-    return replace(tile, fused_merge=True) if replace(first, mask="interval") == tile else None
+    config = replace(second, mask="interval", epilogue_merge=False)
+    return replace(config, fused_merge=True) if replace(first, mask="interval") == config else None
 
 
 def _merges_them(schedule: Schedule, row0: Longs, rows: Longs, partial0: Longs) -> bool:

@@ -39,9 +39,9 @@ def staggered(schedule: Schedule, problem: Problem) -> Schedule:
     """
     if len(schedule.configs) != 1 or not schedule.configs[0].fused:
         return schedule
-    tile, (tree, shape, target) = schedule.configs[0], problem
-    least, counts = LEAST_TOKENS // tile.tokens, schedule.column("tiles").astype(np.int64)
-    if len(counts) * lanes_of(tile, shape) <= target.sms or len(schedule.tiles) < least * len(counts):
+    config, (tree, shape, target) = schedule.configs[0], problem
+    least, counts = LEAST_TOKENS // config.tokens, schedule.column("tiles").astype(np.int64)
+    if len(counts) * lanes_of(config, shape) <= target.sms or len(schedule.tiles) < least * len(counts):
         return schedule
     if counts.min() < least or schedule.column("partial0").max() >= 0:
         return schedule
