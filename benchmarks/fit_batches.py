@@ -27,7 +27,7 @@ from scipy.stats import spearmanr
 
 from treegen.bench.batch_case import BatchShapes
 from treegen.ir.arrays import Floats
-from treegen.runtime.batch_room import tile_of
+from treegen.runtime.batch_room import batch_config
 from treegen.search.batch_choices import place_of
 from treegen.search.weigh import weights_of
 from treegen.target.problem import Problem
@@ -54,7 +54,7 @@ class Case(NamedTuple):
     def estimated(self, constants: BatchConstants) -> Floats:
         """Estimates the policies with these constants."""
         problem = self.problem._replace(target=replace(self.problem.target, batch_constants=constants))
-        weights = weights_of(problem, tile_of(*problem[1:]))
+        weights = weights_of(problem, batch_config(*problem[1:]))
         assert weights is not None  # every batch has tokens
         return np.array([weights.time_us(place) for place in self.places])
 
@@ -87,7 +87,7 @@ def cases_in(paths: Sequence[Path], data: Path | None) -> list[Case]:
         kv_dtype = re.search(r"kv_dtype (\w+)", others)
         (shape,) = BatchShapes([heads], int(others.partition(",")[0]), kv_dtype=kv_dtype and kv_dtype[1]).of(batch)
         problem = Problem(trees[seed, name], shape, target)
-        weights = weights_of(problem, tile_of(shape, target))
+        weights = weights_of(problem, batch_config(shape, target))
         assert weights is not None
         placed = [(place_of(weights, policy), us) for policy, _, us in result["policies"]]
         known = [(place, us) for place, us in placed if place is not None]

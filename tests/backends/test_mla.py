@@ -21,7 +21,7 @@ from treegen.codegen.emit import emit_partial
 from treegen.codegen.kernel_signature import in_same_place
 from treegen.codegen.partial_keys import KernelOptions, kernel_key
 from treegen.ir.errors import InputError, ShapeError
-from treegen.runtime.batch_room import tile_of
+from treegen.runtime.batch_room import batch_config
 from treegen.strategies import Strategy
 from treegen.target.targets import targets
 from treegen.target.tile_config import kernel_config, key_pieces, shared_bytes, value_is_piece
@@ -219,7 +219,7 @@ def test_kernels_compile_ahead_with_little_spilling() -> None:
 def test_warps_divide_the_tokens_of_large_latent_tiles() -> None:
     """Weights go through shared memory only then. In turns Triton knows what holds within the loop over items."""
     target, shape = target_of(90), replace(MLA, num_qo_heads=128, dtype="bf16", kv_dtype="bf16", page_size=16)
-    in_turns = kernel_key(tile_of(shape, target), shape, 1, KernelOptions(request_page=16, in_turns=True))
+    in_turns = kernel_key(batch_config(shape, target), shape, 1, KernelOptions(request_page=16, in_turns=True))
     for resources in compiled([(90, in_turns), (90, suited_key(90, shape, large=True))]):
         tile = in_turns.tile_rows, in_turns.tile_tokens, in_turns.num_stages
         assert resources.shared == shared_bytes(*tile, shape, target)

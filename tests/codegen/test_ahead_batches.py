@@ -21,7 +21,7 @@ from treegen.codegen.compile_counter import expected_compiles
 from treegen.codegen.kernel_usage import usage
 from treegen.codegen.partial_keys import KernelOptions, emulates_e4m3, kernel_key
 from treegen.ir.keys import KernelKey
-from treegen.runtime.batch_room import chunk_room_of, room_of, tile_of
+from treegen.runtime.batch_room import batch_config, chunk_room_of, room_of
 from treegen.scoring.options import ScoreOptions, Scoring
 from treegen.target.targets import takes_turns
 
@@ -57,7 +57,7 @@ def attention_key(
         scoring=None if scoring is None else scoring.code,
         emulate_e4m3=emulates_e4m3(shape, architecture),
     )
-    tile = tile_of(shape, target_of(architecture), window)
+    tile = batch_config(shape, target_of(architecture), window)
     return kernel_key(tile, shape, page_size if layout == "HND" else 1, options)
 
 
@@ -70,7 +70,7 @@ def compile_steps(job: StepJob) -> list[Resources]:
     architecture, page_size, window, form = job
     shape = Shape(32, 8, 128, dtype="bf16", page_size=page_size)
     target, scoring = target_of(architecture), windowed(window)
-    tile = tile_of(shape, target, window)
+    tile = batch_config(shape, target, window)
     most = 8 * ROWS if form == "queries" else None
     room = room_of(shape, tile, ROWS, TOKENS, 2 * target.sms, most, positions=scoring is not None)
     if form == "chunks":

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treegen import Shape
-from treegen.runtime.batch_room import held_at_once, items_at_once, tile_of
+from treegen.runtime.batch_room import batch_config, held_at_once, items_at_once
 from treegen.target.targets import target_from
 
 H200 = target_from("h200")
@@ -26,7 +26,7 @@ H200 = target_from("h200")
 def test_caches_in_8_bits_have_a_small_tile_where_heads_fit(
     heads: tuple[int, int], kv_dtype: str, expected: tuple[int, int, int]
 ) -> None:
-    tile = tile_of(Shape(*heads, 128, dtype="bf16", kv_dtype=kv_dtype, page_size=16), H200)
+    tile = batch_config(Shape(*heads, 128, dtype="bf16", kv_dtype=kv_dtype, page_size=16), H200)
     assert (tile.rows, tile.tokens, tile.num_warps) == expected
 
 
@@ -46,19 +46,19 @@ def test_caches_in_8_bits_have_a_small_tile_where_heads_fit(
 def test_short_windows_have_tiles_of_their_own(
     heads: tuple[int, int], head_dim: int, window_left: int, expected: tuple[int, ...]
 ) -> None:
-    tile = tile_of(Shape(*heads, head_dim, dtype="bf16", page_size=16), H200, window_left)
+    tile = batch_config(Shape(*heads, head_dim, dtype="bf16", page_size=16), H200, window_left)
     assert (tile.rows, tile.tokens, tile.num_warps, tile.num_stages) == expected
 
 
 def test_gpus_with_less_shared_memory_keep_the_large_tile_in_windows() -> None:
     shape, a100 = Shape(16, 8, 256, dtype="bf16", page_size=16), target_from("a100")
-    assert tile_of(shape, a100, 1023) == tile_of(shape, a100)
+    assert batch_config(shape, a100, 1023) == batch_config(shape, a100)
 
 
 def test_thread_blocks_fill_what_the_device_holds() -> None:
     for heads, kv_dtype, per_sm in (((32, 8), "bf16", 2), ((32, 8), "e4m3", 7), ((8, 1), "e4m3", 4)):
         shape = Shape(*heads, 128, dtype="bf16", kv_dtype=kv_dtype, page_size=16)
-        assert held_at_once(tile_of(shape, H200), shape, H200) == per_sm * H200.sms
+        assert held_at_once(batch_config(shape, H200), shape, H200) == per_sm * H200.sms
 
 
 @given(st.integers(1, 4096), st.integers(1, 256))

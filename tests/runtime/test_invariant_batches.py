@@ -23,7 +23,7 @@ from treegen.backends.request_program import RequestProgram
 from treegen.ir.errors import StrategyError
 from treegen.ir.verify import verify
 from treegen.runtime.batch_kernel import BatchKernel
-from treegen.runtime.batch_room import chunk_room_of, tile_of
+from treegen.runtime.batch_room import batch_config, chunk_room_of
 from treegen.schedule.by_request import run_tokens_of
 from treegen.schedule.chunk_items import lower_chunks
 from treegen.strategies import batch_invariant, cohort
@@ -292,7 +292,7 @@ def test_plans_obey_the_law_and_fit(seed: int, chunk: int, sms: int) -> None:
     problem = Problem(random_batch(seed).tree(), shape, target)
     plan = batch_invariant(chunk).plan(problem)
     verify(plan, problem.tree)
-    tile = tile_of(shape, target)
+    tile = batch_config(shape, target)
     room = chunk_room_of(shape, tile, 14, 16_384, chunk, 2 * sms)
     for slots in (room.slots, 7):
         tight = replace(room, slots=slots)

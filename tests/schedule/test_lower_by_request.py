@@ -13,7 +13,7 @@ from treegen import Shape
 from treegen.ir.plan import Plan
 from treegen.ir.tree import Tree
 from treegen.ir.work_items import ITEM_FIELDS
-from treegen.runtime.batch_room import RESERVE, tile_of
+from treegen.runtime.batch_room import RESERVE, batch_config
 from treegen.schedule.arrangement import Frame, arrange
 from treegen.schedule.by_request import ItemRoom, lower_by_request, run_tokens_of
 from treegen.schedule.lower import lower
@@ -53,7 +53,7 @@ def case(seed: int) -> tuple[Problem, Plan]:
 @examples(300)
 def test_items_and_merges_are_those_of_the_general_lowering(seed: int) -> None:
     problem, plan = case(seed)
-    tile = tile_of(problem.shape, TARGET)
+    tile = batch_config(problem.shape, TARGET)
     made = lower_by_request(plan, problem, ItemRoom(tile, problem.shape.page_size, RESERVE)).schedule
     general = lower(plan, problem, Frame((tile,), 1))
     rooms = [ITEM_FIELDS.index(name) for name in ("tile0", "tiles", "run0", "packed_tiles")]
@@ -76,7 +76,7 @@ def test_entries_are_the_runs_of_the_general_lowering(seed: int) -> None:
     """Cut at tiles, and with room for as many tokens as their requests may gain."""
     problem, plan = case(seed)
     tree, page_size = problem.tree, problem.shape.page_size
-    tile = tile_of(problem.shape, TARGET)
+    tile = batch_config(problem.shape, TARGET)
     made = lower_by_request(plan, problem, ItemRoom(tile, page_size, RESERVE))
     runs = arrange(plan, problem, Frame((tile,), 1)).runs
     np.testing.assert_array_equal(made.entry_indptr, runs.indptr)
@@ -107,7 +107,7 @@ def test_the_cases_have_every_form_of_group() -> None:
     """More rows than a tile, rows that are not neighbours, several items of a row, and shared tokens of shared ones."""
     forms = set()
     for problem, plan in map(case, range(200)):
-        tile = tile_of(problem.shape, TARGET)
+        tile = batch_config(problem.shape, TARGET)
         made = lower_by_request(plan, problem, ItemRoom(tile, problem.shape.page_size, RESERVE))
         forms.update(
             name

@@ -23,7 +23,7 @@ from treegen.ir.arrays import frozen
 from treegen.ir.request_schedule import RequestSchedule
 from treegen.ir.tree import Tree
 from treegen.ir.tree.requests import claimed_sharing, of_queries, of_requests
-from treegen.runtime.batch_room import RESERVE, tile_of
+from treegen.runtime.batch_room import RESERVE, batch_config
 from treegen.schedule.by_request import ItemRoom, run_tokens_of
 from treegen.schedule.query_runs import lower_requests
 from treegen.strategies import Strategy, cohort, deft_flatten, deft_node_chunk, query
@@ -117,7 +117,7 @@ def plan_of(seed: int) -> Plan:
     parts, topology, requests = made
     tree = Tree(*parts, topology, requests)
     problem = Problem(tree, shape, TARGET)
-    tile = tile_of(shape, TARGET)
+    tile = batch_config(shape, TARGET)
     lowered = lower_requests(source.choice(STRATEGIES).plan(problem), problem, ItemRoom(tile, page_size, RESERVE))
     return Plan(tree, lowered, page_size, tile.tokens)
 

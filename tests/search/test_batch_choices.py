@@ -30,7 +30,7 @@ from treegen.bench.suite_tuning import (
 )
 from treegen.ir.errors import StrategyError
 from treegen.ir.verify import verify
-from treegen.runtime.batch_room import tile_of
+from treegen.runtime.batch_room import batch_config
 from treegen.search.batch_choices import BatchChoices, accepts_for_batches, batch_key, place_of, policy_at, scaled
 from treegen.search.weigh import least, weights_of
 from treegen.strategies import cohort, query
@@ -39,7 +39,7 @@ from treegen.target.problem import Problem
 from treegen.target.targets import target_from
 
 SHAPE = Shape(32, 8, 128, page_size=16)
-TILE = tile_of(SHAPE, H200)
+TILE = batch_config(SHAPE, H200)
 pytestmark = pytest.mark.usefixtures("policies_folder")
 
 

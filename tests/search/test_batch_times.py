@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support.h200 import H200
 from support.weighed_problems import problems
 from treegen import LiveBatch, Shape, Tree
-from treegen.runtime.batch_room import tile_of
+from treegen.runtime.batch_room import batch_config
 from treegen.search.split_estimates import tiles_of_last
 from treegen.search.weigh import Weights, weights_of
 from treegen.strategies.cohort import Cohort
@@ -21,7 +21,7 @@ SHAPE = Shape(32, 8, 128, dtype="bf16", page_size=16)
 
 def of_batch(tree: Tree, shape: Shape = SHAPE) -> Weights:
     """The weighed policies of a running batch."""
-    found = weights_of(Problem(tree, shape, H200), tile_of(shape, H200))
+    found = weights_of(Problem(tree, shape, H200), batch_config(shape, H200))
     assert found is not None
     return found
 

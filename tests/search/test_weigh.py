@@ -18,7 +18,7 @@ from support.weighed_problems import FAMILIES, SHAPES, one_prefix, problems, wei
 from treegen import Shape, Tree
 from treegen.ir.errors import ShapeError
 from treegen.ir.tree.kv import KVRuns
-from treegen.runtime.batch_room import tile_of
+from treegen.runtime.batch_room import batch_config
 from treegen.schedule.lower import lower
 from treegen.search.auto import time_of
 from treegen.search.walk_layout import walk_fields
@@ -58,7 +58,7 @@ def test_weights_rank_policies_as_accounts_do() -> None:
 def test_even_shares_keep_all_thread_blocks_busy(lengths: list[int], heads: tuple[int, int]) -> None:
     """Items in falling order, each to the thread block that ends first, as GPUs start them."""
     shape = Shape(*heads, 128, page_size=16)
-    tile, tree = tile_of(shape, H200), Tree.from_requests(lengths, page_size=16)
+    tile, tree = batch_config(shape, H200), Tree.from_requests(lengths, page_size=16)
     found = weights_of(Problem(tree, shape, H200), tile)
     assert found is not None
     walk = next(place for place, walk in enumerate(found.walks) if walk.head_rows == 1)

@@ -15,7 +15,7 @@ from treegen.codegen.aot import ARCHITECTURES
 from treegen.codegen.merge_forms import merge_key_in_turns, merge_keys
 from treegen.codegen.partial_keys import KernelOptions, emulates_e4m3, kernel_key
 from treegen.ir.keys import KernelKey, MergeKey, ScoreCode
-from treegen.runtime.batch_room import tile_of
+from treegen.runtime.batch_room import batch_config
 from treegen.scoring.options import ScoreOptions, Scoring
 from treegen.target.targets import takes_turns
 
@@ -71,7 +71,7 @@ def fp8(architecture: int, shape: Shape, *, large: bool, **tile: Any) -> KernelK
 def batch(architecture: int, page_size: int, layout: str = "NHD", scoring: ScoreCode | None = None) -> KernelKey:
     shape = replace(BF16, page_size=page_size, kv_layout=layout)
     options = KernelOptions(request_page=page_size, in_turns=takes_turns(architecture), scoring=scoring)
-    return kernel_key(tile_of(shape, target_of(architecture)), shape, page_size if layout == "HND" else 1, options)
+    return kernel_key(batch_config(shape, target_of(architecture)), shape, page_size if layout == "HND" else 1, options)
 
 
 def _everywhere(arch: int) -> Iterator[tuple[str, KernelKey]]:

@@ -64,7 +64,7 @@ CLAIMS_PER_ROW = 8
 """The most requests that a request shares pages with, on average; where there are more, each keeps this number."""
 
 
-def tile_of(shape: Shape, target: Target, window_left: int = -1) -> KernelConfig:
+def batch_config(shape: Shape, target: Target, window_left: int = -1) -> KernelConfig:
     """Returns the one kernel config of all plans, with masks: the large one.
 
     It is a small one where the query heads of a KV head fit into it, and values have more than 256 dims (MLA), or
@@ -235,7 +235,7 @@ def form_for(
         most_tokens: The most tokens of a request.
         most_rows: The most query rows of all requests, where the page table has a qo_indptr; by default one for each.
     """
-    config = tile_of(shape, target, -1 if options.scoring is None else options.scoring.options.window_left)
+    config = batch_config(shape, target, -1 if options.scoring is None else options.scoring.options.window_left)
     held = held_at_once(config, shape, target)
     positions = options.scoring is not None and options.scoring.positions
     requests = len(pages.seq_lens)
