@@ -156,13 +156,13 @@ def layout_of(wanted: WantedLimits, choice: Choice, view: WindowedTree) -> Graph
             max(math.ceil(growth * first.size.slots), max_rows),
         )
     else:
-        bound = wanted.pages.limits(choice.strategy, frame.sizes, shape)
+        bound = wanted.pages.limits(choice.strategy, frame.round_configs, shape)
     limits = GraphLimits(
         wanted.max_rows or bound.max_rows, wanted.max_items or bound.max_items, wanted.max_slots or bound.max_slots
     )
     room = _room(limits, demand, first, plan, _merges(choice.strategy), shape)
     if wanted.pages is not None:
-        tiles, packed_runs = wanted.pages.entries(frame.sizes, limits.max_items)
+        tiles, packed_runs = wanted.pages.entries(frame.round_configs, limits.max_items)
         room = replace(room, tiles=max(room.tiles, tiles), packed_runs=max(room.packed_runs, packed_runs))
     layout = GraphLayout(choice, limits, frame, room, plan.mask, plan.merge, plan.blocks, demand)
     layout.lowered(view)
@@ -183,7 +183,7 @@ def _frame(plan: Plan, exact: Schedule) -> Frame:
     count = len(exact.configs) // exact.num_rounds
     rounds = max(int(plan.round.max(initial=0)) + 1, 2 if plan.merge == "final" else 1)
     mask: TileMask = "bits" if plan.mask in BIT_MASKS else "interval"
-    sizes = [
+    round_configs = [
         replace(
             exact.configs[k],
             mask=mask,
@@ -192,8 +192,8 @@ def _frame(plan: Plan, exact: Schedule) -> Frame:
         )
         for k in range(count)
     ]
-    last = [replace(config, epilogue_merge=plan.merge == "final") for config in sizes]
-    return Frame((*sizes * (rounds - 1), *last), rounds)
+    last = [replace(config, epilogue_merge=plan.merge == "final") for config in round_configs]
+    return Frame((*round_configs * (rounds - 1), *last), rounds)
 
 
 def _framed(plan: Plan, view: WindowedTree, frame: Frame, blocks: int) -> Lowering:

@@ -29,13 +29,13 @@ class Frame(NamedTuple):
     rounds: int
 
     @property
-    def sizes(self) -> tuple[KernelConfig, ...]:
+    def round_configs(self) -> tuple[KernelConfig, ...]:
         """The kernel configs of one round."""
         return self.configs[: len(self.configs) // self.rounds]
 
 
 class Items(NamedTuple):
-    """Columns of work items: each has the rows `begin:begin + rows` of its group, and the kernel config `config`."""
+    """Columns of work items: each has the rows `begin:begin + rows` of its group, and the config numbered `config`."""
 
     group: Longs
     begin: Longs
@@ -50,11 +50,11 @@ class Items(NamedTuple):
 class Arranged(NamedTuple):
     """Work items in launch order, with the KV runs that each of them reads.
 
-    sizes: the kernel config of each launch. tokens: KV tokens of a tile in each launch. work: KV tokens of each item.
+    configs: the kernel config of each launch. tokens: KV tokens of a tile in each launch. work: KV tokens of each item.
     bounds: the offset of each launch's first item, then the number of items. num_rounds: the number of rounds.
     """
 
-    sizes: tuple[KernelConfig, ...]
+    configs: tuple[KernelConfig, ...]
     tokens: Sizes
     items: Items
     runs: Runs
@@ -73,16 +73,16 @@ def arrange(plan: Plan, problem: Problem, frame: Frame | None = None, positions:
     if plan.invariant_block and frame is None:
         frame = Frame((invariant_config(shape, target, plan.invariant_block),), 1)
     if frame is None:
-        sizes, tokens, heights = tile_sizes(plan.tiles, plan.mask, most_rows, shape, target)
+        configs, tokens, heights = tile_sizes(plan.tiles, plan.mask, most_rows, shape, target)
     else:
-        sizes, tokens, heights = sizes_of(frame.sizes, plan.mask, shape)
+        configs, tokens, heights = sizes_of(frame.round_configs, plan.mask, shape)
     items, runs = cut_rows(plan, runs_of_groups(plan, tree, positions), heights, whole=most_rows <= heights.item(0))
-    items, runs, work, num_rounds = _in_launch_order(plan, items, runs, len(sizes), frame)
-    launches = num_rounds * len(sizes)
+    items, runs, work, num_rounds = _in_launch_order(plan, items, runs, len(configs), frame)
+    launches = num_rounds * len(configs)
     bounds = [0, len(items.config)] if launches == 1 else items.config.searchsorted(np.arange(launches + 1)).tolist()
     if num_rounds > 1:
-        sizes, tokens = sizes * num_rounds, tokens * num_rounds
-    return Arranged(sizes if frame is None else frame.configs, tokens, items, runs, work, bounds, num_rounds)
+        configs, tokens = configs * num_rounds, tokens * num_rounds
+    return Arranged(configs if frame is None else frame.configs, tokens, items, runs, work, bounds, num_rounds)
 
 
 def cut_rows(plan: Plan, runs: Runs, heights: Longs, *, whole: bool) -> tuple[Items, Runs]:
@@ -122,7 +122,7 @@ def cut_rows(plan: Plan, runs: Runs, heights: Longs, *, whole: bool) -> tuple[It
 
 
 def _in_launch_order(
-    plan: Plan, items: Items, runs: Runs, sizes: int, frame: Frame | None
+    plan: Plan, items: Items, runs: Runs, num_configs: int, frame: Frame | None
 ) -> tuple[Items, Runs, Longs, int]:
     """Sorts items by round, then by kernel config, then the longest first; returns their runs, tokens, and the rounds.
 
@@ -131,14 +131,14 @@ def _in_launch_order(
     """
     num_rounds = 1 if frame is None else frame.rounds
     if frame is not None:
-        items = items._replace(config=items.config + plan.round[items.group].astype(np.int64) * sizes)
+        items = items._replace(config=items.config + plan.round[items.group].astype(np.int64) * num_configs)
     elif np.count_nonzero(plan.round):
         rounds, round = np.unique(plan.round[items.group], return_inverse=True)
-        items, num_rounds = items._replace(config=items.config + round * sizes), max(len(rounds), 1)
+        items, num_rounds = items._replace(config=items.config + round * num_configs), max(len(rounds), 1)
     work = runs.tokens
     # First slots and numbers of tokens have 31 bits each.
     key = runs.table.take(runs.indptr[:-1], 0)[:, 0] - (work << number(32))
-    if num_rounds * sizes > 1:
+    if num_rounds * num_configs > 1:
         order = np.lexsort((key, items.config))
     elif np.count_nonzero(key[1:] < key[:-1]):
         order = key.argsort(kind="stable")

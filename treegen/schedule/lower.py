@@ -77,7 +77,7 @@ def lower(
     """
     arranged = arrange(plan, problem, frame, positions)
     if plan.invariant_block:
-        configs = arranged.sizes
+        configs = arranged.configs
         tables = _tabulate_fixed(plan, problem.tree, configs[0], arranged.items, arranged.runs)
     else:
         configs, tables = _tabulate_configs(plan, arranged, fixed=frame is not None or plan.invariant_block > 0)
@@ -146,15 +146,15 @@ def _tabulate_configs(plan: Plan, arranged: Arranged, *, fixed: bool) -> tuple[t
 
     fixed: whether configs keep their masks and packed runs, as those of a fixed capacity do.
     """
-    sizes, tokens, items, runs, work, bounds, _ = arranged
+    configs, tokens, items, runs, work, bounds, _ = arranged
     if fixed and plan.mask in BIT_MASKS:
         runs.table[:, 2], runs.table[:, 3] = bit_words(runs.table[:, 2], runs.table[:, 3])
-    if fixed or not sizes[0].fused:
-        pieces = pieces_of(runs, items.config, tokens, tuple(config.run_tokens for config in sizes))
-        return sizes, tabulate(runs, pieces, items.config, tokens)
+    if fixed or not configs[0].fused:
+        pieces = pieces_of(runs, items.config, tokens, tuple(config.run_tokens for config in configs))
+        return configs, tabulate(runs, pieces, items.config, tokens)
     pieces = packed_pieces_of(runs, work, items.config, tokens, usual_run_tokens(plan))
     mask: TileMask = "bits" if plan.mask in BIT_MASKS else "interval"
-    of_runs = [0, len(runs.table)] if len(sizes) == 1 else runs.indptr[bounds].tolist()
+    of_runs = [0, len(runs.table)] if len(configs) == 1 else runs.indptr[bounds].tolist()
     masked = masked_launches(runs, items.rows, of_runs)
     if mask == "bits":
         for is_masked, (begin, end) in zip(masked, pairwise(of_runs), strict=True):
@@ -162,11 +162,11 @@ def _tabulate_configs(plan: Plan, arranged: Arranged, *, fixed: bool) -> tuple[t
                 of_config = runs.table[begin:end]
                 of_config[:, 2], of_config[:, 3] = bit_words(of_config[:, 2], of_config[:, 3])
     dealt = plan.blocks > 0
-    configs = [
+    launched = [
         _launched_config(config, mask if is_masked else "none", run_tokens, dealt)
-        for config, run_tokens, is_masked in zip(sizes, pieces.run_tokens, masked, strict=True)
+        for config, run_tokens, is_masked in zip(configs, pieces.run_tokens, masked, strict=True)
     ]
-    return tuple(configs), tabulate(runs, pieces, items.config, tokens)
+    return tuple(launched), tabulate(runs, pieces, items.config, tokens)
 
 
 def _tabulate_fixed(plan: Plan, tree: Tree, config: KernelConfig, items: Items, runs: Runs) -> PackedTables:
