@@ -114,7 +114,7 @@ def named_config(shape: Shape, target: Target) -> KernelConfig | None:
         return None
 
 
-def layout_of(shape: Shape, target: Target, num_rows: int, cuts: int, only: KernelConfig | None = None) -> WalkLayout:
+def layout_of(shape: Shape, target: Target, num_rows: int, cuts: int, config: KernelConfig | None = None) -> WalkLayout:
     """Returns the layout for a number of rows and cuts.
 
     Args:
@@ -122,13 +122,13 @@ def layout_of(shape: Shape, target: Target, num_rows: int, cuts: int, only: Kern
         target: The target.
         num_rows: Rows of the tree.
         cuts: Thresholds at which its paths are cut.
-        only: The kernel config of all walks, where launches have only one.
+        config: The kernel config of all walks, where launches have only one.
 
     Raises:
         ShapeError: No kernel config fits the shape.
     """
-    tallest = (only or kernel_config(shape, target, SMALL_ROWS + 1)).rows
-    fields = walk_fields(shape, target, min(num_rows, tallest), tallest, cuts, only)
+    tallest = (config or kernel_config(shape, target, SMALL_ROWS + 1)).rows
+    fields = walk_fields(shape, target, min(num_rows, tallest), tallest, cuts, config)
     rows_of = np.array(fields[1])  # rows of a cohort, by walk
     counts = -(-num_rows // rows_of)
     walk, step = ragged(counts)
@@ -139,7 +139,7 @@ def layout_of(shape: Shape, target: Target, num_rows: int, cuts: int, only: Kern
 
 @lru_cache(64)
 def walk_fields(
-    shape: Shape, target: Target, num_rows: int, tallest: int, cuts: int, only: KernelConfig | None
+    shape: Shape, target: Target, num_rows: int, tallest: int, cuts: int, config: KernelConfig | None
 ) -> tuple[tuple[Cohort, ...], tuple[int, ...], Tiles, tuple[int, ...], Longs, Longs]:
     """Returns the first fields of a layout, which are the same for all numbers of rows from `tallest` on.
 
@@ -152,8 +152,8 @@ def walk_fields(
         rows = rows_per_tile(min(head_rows, tallest), shape.group) if num_rows > 1 else 1
         rows = 1 << rows.bit_length() - 1 if even else rows
         tile, most = None, min(rows, num_rows)
-        made = only or kernel_config(shape, target, most)
-        if in_large and only is None:
+        made = config or kernel_config(shape, target, most)
+        if in_large and config is None:
             named = named_config(shape, target)
             if named is None:
                 continue
