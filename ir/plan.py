@@ -30,7 +30,7 @@ Mask: TypeAlias = Literal["interval", "token-bits", "row-bits", "dense"]
 BIT_MASKS = ("token-bits", "row-bits")
 """Masks that store words of bits."""
 
-Merge: TypeAlias = Literal["reduce", "final"]
+MergePlace: TypeAlias = Literal["reduce", "final"]
 """How the partial results of a row are merged, where several items work on the row.
 
 - reduce: by merge kernels, after each round.
@@ -71,7 +71,7 @@ class Plan(Drawn):
         mask: See Mask.
         blocks: Thread blocks that work items are dealt to beforehand, the costliest first; 0 leaves it to the device.
         round: `[groups]`; the round of each group. By default all groups are in round 0.
-        merge: See Merge.
+        merge: See MergePlace.
         invariant_block: Not 0 in batch-invariant plans, where a row's bits follow from its own tokens alone. Lowering
             then packs tiles of runs of this many tokens, with each token at its place along the path. All such plans
             have one kernel config and one form of merges.
@@ -97,7 +97,7 @@ class Plan(Drawn):
     mask: Mask = "interval"
     blocks: int = 0
     round: Ints = field(default_factory=lambda: frozen(np.empty(0)))
-    merge: Merge = "reduce"
+    merge: MergePlace = "reduce"
     invariant_block: int = 0
     group_rows: Ints = field(init=False, repr=False)
     segments: Ints = field(init=False, repr=False)
@@ -118,8 +118,8 @@ class Plan(Drawn):
         """Raises PlanError for an unknown or impossible option."""
         if self.mask not in get_args(Mask):
             raise PlanError("mask", self.mask, "is unknown", f"use one of {', '.join(get_args(Mask))}")
-        if self.merge not in get_args(Merge):
-            raise PlanError("merge", self.merge, "is unknown", f"use one of {', '.join(get_args(Merge))}")
+        if self.merge not in get_args(MergePlace):
+            raise PlanError("merge", self.merge, "is unknown", f"use one of {', '.join(get_args(MergePlace))}")
         if type(self.blocks) is not int or self.blocks < 0:
             raise PlanError("blocks", self.blocks, "is not a count", "give 0 or a number of thread blocks")
         if type(self.invariant_block) is not int or self.invariant_block not in (0, 1, 16):

@@ -13,7 +13,7 @@ from typing import get_args
 
 from treegen import Shape
 from treegen.codegen.emit import Source
-from treegen.ir.plan import Merge
+from treegen.ir.plan import MergePlace
 from treegen.search import path_cuts, split_estimates, walk_layout
 from treegen.target.targets import target_from
 from treegen.tuning.kernel_variants import kernel_sources
@@ -77,7 +77,7 @@ def test_the_space_is_that_of_space_version(golden: Callable[[str], None]) -> No
         "CUT": walk_layout.CUT,
         "MOST_CUTS": path_cuts.MOST_CUTS,
         "BLOCKS_PER_SM": split_estimates.BLOCKS_PER_SM,
-        "merges": get_args(Merge),
+        "merges": get_args(MergePlace),
         "walks": [str(each) for each in walk_layout.layout_of(SHAPES[0], target_from("h200"), 256, 2).walks],
     }
     golden("\n".join([f"SPACE_VERSION {SPACE_VERSION}", *(f"{name} {value}" for name, value in facts.items())]))

@@ -15,7 +15,7 @@ from treegen.ir.arena import ArenaSizes
 from treegen.ir.arrays import frozen
 from treegen.ir.errors import InputError, PlanError, StrategyError
 from treegen.ir.kernel_config import TileMask
-from treegen.ir.plan import BIT_MASKS, Mask, Merge, Plan
+from treegen.ir.plan import BIT_MASKS, Mask, MergePlace, Plan
 from treegen.ir.schedule import Schedule
 from treegen.ir.shape import Shape
 from treegen.runtime.limits import GraphLimits, WantedLimits
@@ -75,7 +75,7 @@ class GraphLayout:
     frame: Frame
     room: ArenaSizes
     _mask: Mask
-    _merge: Merge
+    _merge: MergePlace
     _blocks: int
     _demand: _Demand
 

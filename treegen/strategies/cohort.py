@@ -15,7 +15,7 @@ import numpy as np
 
 from treegen.ir.arrays import Ints, Longs, frozen, int32_array, set_positive_ints
 from treegen.ir.errors import StrategyError
-from treegen.ir.plan import Merge, Plan
+from treegen.ir.plan import MergePlace, Plan
 from treegen.ir.scalars import is_one_of
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
@@ -57,7 +57,7 @@ class Cohort(Strategy):
     tile: tuple[int, int] | None = None
     split_shared_rows: int | None = None
     cut_nodes: tuple[int, ...] = ()
-    merge: Merge = "reduce"
+    merge: MergePlace = "reduce"
     shares: float | None = None
     name: str = "cohort"
     proven: bool = True
@@ -72,8 +72,8 @@ class Cohort(Strategy):
             for size in rows_and_tokens:
                 if not isinstance(size, int) or size < 16 or size & (size - 1):
                     raise StrategyError("tile", self.tile, "is not a tile", "give (head rows, tokens), powers of two")
-        if not is_one_of(self.merge, get_args(Merge)):
-            raise StrategyError("merge", self.merge, "is unknown", f"use {' or '.join(get_args(Merge))}")
+        if not is_one_of(self.merge, get_args(MergePlace)):
+            raise StrategyError("merge", self.merge, "is unknown", f"use {' or '.join(get_args(MergePlace))}")
         if not isinstance(self.cut_nodes, tuple):
             raise StrategyError("cut_nodes", self.cut_nodes, "is not a tuple", "give the numbers of nodes")
         if self.shares is not None and (self.split is not None or self.merge != "reduce"):
@@ -190,7 +190,7 @@ def cohort(
     tile: tuple[int, int] | None = None,
     split_shared_rows: int | None = None,
     cut_nodes: tuple[int, ...] = (),
-    merge: Merge = "reduce",
+    merge: MergePlace = "reduce",
     *,
     shares: float | None = None,
     apart: int | None = None,
