@@ -17,7 +17,7 @@ from treegen.backends import oracle
 from treegen.bench import bench_runs, result_tables
 from treegen.bench.bench_runs import RunSettings, Timers
 from treegen.bench.peers import PEERS, providers_from
-from treegen.bench.providers import Call, Treegen, UnavailableError
+from treegen.bench.providers import TimedCall, Treegen, UnavailableError
 from treegen.bench.results import ProviderOutcome, Result
 from treegen.bench.tables import FASTTREE_HEADS, named
 from treegen.bench.torch_peers import Flex, Sdpa
@@ -39,7 +39,7 @@ class Told:
     name: str
     deed: Callable[[torch.Tensor], torch.Tensor]
 
-    def prepare(self, case: Case) -> Call:
+    def prepare(self, case: Case) -> TimedCall:
         out, _ = oracle.reference(case.tree, case.q, case.k_cache, case.v_cache)
         return lambda: self.deed(out.to(case.q.dtype).clone())
 

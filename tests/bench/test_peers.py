@@ -17,7 +17,7 @@ from treegen import Shape, Tree
 from treegen.backends import oracle
 from treegen.bench.fasttree_peer import FastTreeArtifact, query_tiles
 from treegen.bench.flashinfer_peer import FlashInferCascade, FlashInferDecode, FlashInferPrefill
-from treegen.bench.providers import Call, Provider, UnavailableError
+from treegen.bench.providers import Provider, TimedCall, UnavailableError
 from treegen.ir.tree.kv import KVRuns
 from treegen.tuning.kernel_meter import Case
 
@@ -249,7 +249,7 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def check(provider: Provider, tree: Tree, shape: Shape = SHAPE) -> Call:
+def check(provider: Provider, tree: Tree, shape: Shape = SHAPE) -> TimedCall:
     """A case's output is right in the caller's row order, every time."""
     case = Case.of(tree, shape, CPU)
     expected, _ = oracle.reference(tree, case.q, case.k_cache, case.v_cache)

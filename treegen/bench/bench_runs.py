@@ -10,24 +10,22 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import TypeAlias
 
 import torch
 
 from treegen.backends import oracle
 from treegen.backends.devices import default_device
-from treegen.bench.providers import Call, Provider, UnavailableError
+from treegen.bench.providers import Provider, TimedCall, UnavailableError
 from treegen.bench.results import ProviderOutcome, Result
 from treegen.codegen.compile_counter import expected_compiles
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.target.targets import Target
-from treegen.tuning.kernel_meter import Case
+from treegen.tuning.kernel_meter import Case, Timer
 from treegen.tuning.timing import graph_of, median_us
 from treegen.tuning.worker import problem_of
 from treegen.version import VERSION
 
-Timer: TypeAlias = Callable[[Callable[[], object], int], float]
 PACKAGES = ("torch", "triton", "flashinfer-python")
 
 
@@ -121,7 +119,7 @@ def measure(provider: Provider, case: Case, repeats: int, timers: Timers) -> Pro
         return ProviderOutcome(provider.name, "failed", detail=problem_of(cause))
 
 
-def _graph_us(call: Call, case: Case, repeats: int, timers: Timers) -> tuple[float | None, str]:
+def _graph_us(call: TimedCall, case: Case, repeats: int, timers: Timers) -> tuple[float | None, str]:
     """Checks and times a call's replay as a CUDA graph; returns microseconds, or None and the reason."""
     if timers.graph is None:
         return None, ""

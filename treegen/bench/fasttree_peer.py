@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from treegen.bench.providers import Call, UnavailableError
+from treegen.bench.providers import TimedCall, UnavailableError
 from treegen.ir.arrays import INT32_MAX, offsets, ragged_ranges
 from treegen.ir.tree import Tree
 from treegen.tuning.kernel_meter import Case
@@ -51,7 +51,7 @@ class FastTreeArtifact:
         self._folder = Path(checkout) / "kernel_bench"
         self._planner_tiles = planner_tiles
 
-    def prepare(self, case: Case) -> Call:
+    def prepare(self, case: Case) -> TimedCall:
         """See Provider. The call writes to an output of its own."""
         _check(case)
         kernels = load_file(self._folder / "fasttree.py")

@@ -14,7 +14,7 @@ import torch
 
 from treegen.bench.flashinfer_package import check_served, flashinfer_package
 from treegen.bench.flashinfer_tables import level_tables, masked_requests, row_table
-from treegen.bench.providers import Call, UnavailableError
+from treegen.bench.providers import TimedCall, UnavailableError
 from treegen.ir.arrays import Ints
 from treegen.ir.errors import InputError
 from treegen.ir.tree import Tree
@@ -33,7 +33,7 @@ class FlashInferDecode:
 
     name = "flashinfer-decode"
 
-    def prepare(self, case: Case) -> Call:
+    def prepare(self, case: Case) -> TimedCall:
         """See Provider. The call writes to an output of its own."""
         _check(case)
         shape, tree = case.shape, case.tree
@@ -81,7 +81,7 @@ class FlashInferCascade:
         self.name = "flashinfer-cascade" if backend == "auto" else f"flashinfer-cascade-{backend}"
         self._backend = backend
 
-    def prepare(self, case: Case) -> Call:
+    def prepare(self, case: Case) -> TimedCall:
         """See Provider. The call returns a new tensor of FlashInfer, or its own output where rows are reordered."""
         _check(case)
         shape, tree = case.shape, case.tree
@@ -123,7 +123,7 @@ class FlashInferPrefill:
 
     name = "flashinfer-prefill"
 
-    def prepare(self, case: Case) -> Call:
+    def prepare(self, case: Case) -> TimedCall:
         """See Provider. The call returns a new tensor of FlashInfer, or its own output where rows are reordered."""
         _check(case)
         shape = case.shape
@@ -156,7 +156,7 @@ class FlashInferPrefill:
         return call
 
 
-def _in_rank_order(attend: Callable[[torch.Tensor], torch.Tensor], q: torch.Tensor, tree: Tree) -> Call:
+def _in_rank_order(attend: Callable[[torch.Tensor], torch.Tensor], q: torch.Tensor, tree: Tree) -> TimedCall:
     """Makes a call in the caller's order of rows from `attend`, which takes and returns rows in rank order."""
     row_of_rank = tree.topology.row_of_rank
     if np.array_equal(row_of_rank, np.arange(tree.num_rows)):

@@ -11,7 +11,7 @@ import torch
 from treegen.api.compile import compile as compile_tree
 from treegen.tuning.kernel_meter import Case
 
-Call: TypeAlias = Callable[[], torch.Tensor]
+TimedCall: TypeAlias = Callable[[], torch.Tensor]
 """Computes attention on the current stream, also in a CUDA graph: out `[rows, num_qo_heads, head_dim_v]` in the tree's
 order of rows."""
 
@@ -27,7 +27,7 @@ class Provider(Protocol):
     def name(self) -> str:
         """The provider's name in results."""
 
-    def prepare(self, case: Case) -> Call:
+    def prepare(self, case: Case) -> TimedCall:
         """Plans and allocates for a case. Raises UnavailableError where the provider cannot serve it."""
 
 
@@ -37,7 +37,7 @@ class Treegen:
 
     name: str
 
-    def prepare(self, case: Case) -> Call:
+    def prepare(self, case: Case) -> TimedCall:
         """Compiles the tree. A call is a user's call of the kernel with `out`."""
         kernel = compile_tree(case.tree, strategy=self.name, shape=case.shape)
         q, k_cache, v_cache, out = case.q, case.k_cache, case.v_cache, torch.empty_like(case.q)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from treegen.bench.providers import Call, UnavailableError
+from treegen.bench.providers import TimedCall, UnavailableError
 from treegen.ir.arrays import offsets, ragged, ragged_ranges
 from treegen.tuning.kernel_meter import Case, free_bytes
 
@@ -66,7 +66,7 @@ class Sdpa:
 
     name: str = "sdpa"
 
-    def prepare(self, case: Case) -> Call:
+    def prepare(self, case: Case) -> TimedCall:
         """Makes the mask, `[rows * group, tokens]`."""
         gathered, shape, rows = _Gathered(case), case.shape, case.tree.num_rows
         entries = rows * shape.group * len(gathered.lo)
@@ -98,7 +98,7 @@ class Flex:
 
     name: str = "flex"
 
-    def prepare(self, case: Case) -> Call:
+    def prepare(self, case: Case) -> TimedCall:
         """Makes the block mask, and compiles."""
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
