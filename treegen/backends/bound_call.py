@@ -15,7 +15,7 @@ Call: TypeAlias = Callable[
 ]
 """Takes q, k_cache, v_cache, out and lse; fills out, and lse unless it is None, on the current stream of the device."""
 
-Program: TypeAlias = Callable[
+UnboundCall: TypeAlias = Callable[
     [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, float, float],
     None,
 ]
@@ -89,7 +89,7 @@ class BoundCall:
             run(*pointers[taken], *rest, stream=stream)
 
 
-def unbound(program: Program, sm_scale: float, lse_scale: float) -> Call:
+def unbound(program: UnboundCall, sm_scale: float, lse_scale: float) -> Call:
     """Makes a call that runs the whole program each time, for tensors of any form, also under torch.autocast."""
 
     def call(

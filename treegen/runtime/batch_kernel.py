@@ -33,7 +33,7 @@ from treegen.strategies import Choice, Strategy
 from treegen.target.targets import Target
 from treegen.timed import phase
 
-Program: TypeAlias = "RequestProgram | TorchRequestProgram"
+BatchProgram: TypeAlias = "RequestProgram | TorchRequestProgram"
 
 
 class BatchKernel(ExplainedKernel):
@@ -74,7 +74,7 @@ class BatchKernel(ExplainedKernel):
         self.choices = BatchChoices(form.config, form.room.items)
         self.replanning = Replanning(form.room, TokenRates.of(form.config, shape, target, form.window_left))
         self._calls: KeptCalls[Call] = KeptCalls()
-        self._program: Program | None = None
+        self._program: BatchProgram | None = None
         self._planned: BatchPlan | None = None
         self._begun: torch.Tensor | None = None  # the steps before the plan, on the device
         self._next: NextPlan | None = None  # that `refresh` has begun
@@ -84,7 +84,7 @@ class BatchKernel(ExplainedKernel):
         raise InputError("kernel", "a BatchKernel", "cannot be copied: it reads an engine's tensors", "make another")
 
     @property
-    def program(self) -> Program:
+    def program(self) -> BatchProgram:
         """The program on the device, made at the first use."""
         if self._program is None:
             with phase(f"prepare {self._backend}"):
