@@ -24,9 +24,9 @@ from treegen.ir.tree.shards import row_positions
 from treegen.runtime.batch_kernel import BatchKernel
 from treegen.runtime.kernel import Kernel
 
-Tensors: TypeAlias = "tuple[torch.Tensor, torch.Tensor, torch.Tensor]"
+CallInputs: TypeAlias = "tuple[torch.Tensor, torch.Tensor, torch.Tensor]"
 """q, k_cache and v_cache."""
-Result: TypeAlias = "torch.Tensor | tuple[torch.Tensor, torch.Tensor]"
+CallOutputs: TypeAlias = "torch.Tensor | tuple[torch.Tensor, torch.Tensor]"
 """out, or out and lse."""
 
 
@@ -46,8 +46,8 @@ class Merge:
         check_how(self.mode, self.heads)
 
     def attend(
-        self, kernel: Kernel | BatchKernel, parallel: Parallel, tensors: Tensors, return_lse: bool, lse_base: str
-    ) -> Result:
+        self, kernel: Kernel | BatchKernel, parallel: Parallel, tensors: CallInputs, return_lse: bool, lse_base: str
+    ) -> CallOutputs:
         """Calls a rank's kernel, and merges its states with those of the other ranks."""
         group = parallel.context
         if group is None:
@@ -80,7 +80,7 @@ class ParallelKernel:
     def __call__(
         self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, *,
         return_lse: bool = False, lse_base: str = "ln",
-    ) -> Result:  # fmt: skip
+    ) -> CallOutputs:  # fmt: skip
         """Computes attention of every row over the tokens that it sees; all ranks call it.
 
         Args:
@@ -168,7 +168,7 @@ class ParallelBatchKernel:
     def __call__(
         self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, *,
         return_lse: bool = False, lse_base: str = "ln",
-    ) -> Result:  # fmt: skip
+    ) -> CallOutputs:  # fmt: skip
         """Computes attention of each request's query row; all ranks call it. See ParallelKernel.__call__."""
         return self._merge.attend(self.local, self.parallel, (q, k_cache, v_cache), return_lse, lse_base)
 

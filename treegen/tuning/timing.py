@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import torch
 
-Result = TypeVar("Result")
+Returned = TypeVar("Returned")
 
 _READ_BYTES = 256 << 20
 _PAUSE_CYCLES = 1_000_000
@@ -65,7 +65,7 @@ def _timed(call: Callable[[], object], others: torch.Tensor) -> tuple[torch.cuda
     return begin, end
 
 
-def graph_of(call: Callable[[], Result]) -> tuple[Callable[[], None], Result]:
+def graph_of(call: Callable[[], Returned]) -> tuple[Callable[[], None], Returned]:
     """Captures a call as a CUDA graph; returns its replay on the current stream, and the result of the captured call.
 
     Raises RuntimeError when it cannot be captured.
