@@ -18,7 +18,7 @@ from treegen.target.targets import Target
 from treegen.target.tile_config import tile_sizes
 
 
-class Counts(NamedTuple):
+class ForestCounts(NamedTuple):
     """Counts for each tree of a forest.
 
     partial_rows: rows of partial results, each written once and read once. mask_runs: packed runs and full tiles of
@@ -29,7 +29,7 @@ class Counts(NamedTuple):
     mask_runs: Longs
 
 
-def count(plan: Plan, forest: Tree, first_row: Longs, shape: Shape, target: Target) -> Counts:
+def count(plan: Plan, forest: Tree, first_row: Longs, shape: Shape, target: Target) -> ForestCounts:
     """Counts partial rows and masked runs of the schedules of a forest's plans, each lowered as if it were alone.
 
     Args:
@@ -65,9 +65,9 @@ def count(plan: Plan, forest: Tree, first_row: Longs, shape: Shape, target: Targ
     of_group = (tree * (int(plan.round.max(initial=0)) + 1) + plan.round)[items.group]
     _, first, launch = np.unique(of_group * tokens.shape[1] + items.config, return_index=True, return_inverse=True)
     if not len(first):
-        return Counts(partial_rows, np.zeros(trees, np.int64))
+        return ForestCounts(partial_rows, np.zeros(trees, np.int64))
     of_launch, of_run = tokens[tree[items.group[first]], items.config[first]], launch.repeat(runs.counts)
     pieces = packed_pieces_of(runs, runs.tokens, launch, tuple(of_launch.tolist()), usual_run_tokens(plan))
     masked = np.bincount(of_run, masked_runs(runs, items.rows), len(first)) > 0
     mask_runs = np.where(masked[launch], np.add(*pieces.of_items), 0)
-    return Counts(partial_rows, np.bincount(tree[items.group], mask_runs, trees).astype(np.int64))
+    return ForestCounts(partial_rows, np.bincount(tree[items.group], mask_runs, trees).astype(np.int64))
