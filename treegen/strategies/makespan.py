@@ -16,7 +16,7 @@ import numpy as np
 from treegen.ir.arrays import Floats, Longs, ragged
 from treegen.target.task_costs import Costs, Counts
 
-Runs: TypeAlias = list[tuple[float, int]]  # (cost, number of sub-tasks with this cost), by falling cost
+EqualCosts: TypeAlias = list[tuple[float, int]]  # (cost, number of sub-tasks with this cost), by falling cost
 
 # No piece is shorter than the narrowest KV tile.
 SHORTEST_PIECE = 16
@@ -117,11 +117,11 @@ def _exact(costs: Floats) -> Floats:
     return np.maximum(np.rint(costs * _RESOLUTION), 1.0) / _RESOLUTION
 
 
-def _runs(costs: Floats, count: Counts) -> Runs:
+def _equal_costs(costs: Floats, count: Counts) -> EqualCosts:
     return sorted(zip(costs.tolist(), count.tolist(), strict=True), reverse=True)
 
 
-def longest_first(runs: Runs, blocks: int, limit: float = np.inf) -> tuple[float, dict[float, int]]:
+def longest_first(costs: EqualCosts, blocks: int, limit: float = np.inf) -> tuple[float, dict[float, int]]:
     """Returns the makespan, and blocks by load, if sub-tasks of falling cost go to the least loaded block.
 
     It stops when the makespan exceeds `limit`; the makespan is then a lower bound.
@@ -130,7 +130,7 @@ def longest_first(runs: Runs, blocks: int, limit: float = np.inf) -> tuple[float
     width = {0.0: blocks}
     loads = [0.0]
     peak = 0.0
-    for cost, left in runs:
+    for cost, left in costs:
         while left:
             load = loads[0]
             if left >= blocks and peak - load <= cost:
@@ -186,7 +186,7 @@ def divide(rows: Counts, tokens: Counts, count: Counts, blocks: int, cost: Costs
         table = np.full((len(cut), int(bounds[cut].max())), np.inf)
         table[task, position] = _exact(cost(kind_rows[cut][task], kind_tokens[cut][task] / (position + 1)))
         kept = bounds == 1
-        search = _Search(table, kind_count[cut], _runs(_exact(whole[kept]), kind_count[kept]), blocks)
+        search = _Search(table, kind_count[cut], _equal_costs(_exact(whole[kept]), kind_count[kept]), blocks)
         few = np.prod(bounds[cut].astype(np.float64)) <= MOST_COMBINATIONS
         pieces[cut] = 1 + (search.all_combinations() if few else search.task_by_task())
     return pieces[kind]
@@ -201,7 +201,7 @@ class _Search:
     bounds, and not where it exceeds the best makespan so far.
     """
 
-    def __init__(self, table: Floats, count: Longs, fixed: Runs, blocks: int) -> None:
+    def __init__(self, table: Floats, count: Longs, fixed: EqualCosts, blocks: int) -> None:
         self._table = table
         self._number = count[:, None] * np.arange(1, table.shape[1] + 1)
         self._share = table * self._number / blocks
@@ -245,8 +245,8 @@ class _Search:
             if bound[column] == makespan and number[column] >= fewest:
                 continue
             division = grid[:, column]
-            runs = list(zip(self._table[task, division].tolist(), self._number[task, division].tolist(), strict=True))
-            result, _ = longest_first(sorted(self._fixed + runs, reverse=True), self._blocks, makespan)
+            costs = list(zip(self._table[task, division].tolist(), self._number[task, division].tolist(), strict=True))
+            result, _ = longest_first(sorted(self._fixed + costs, reverse=True), self._blocks, makespan)
             if (result, number[column]) < (makespan, fewest):
                 makespan, chosen, fewest = result, division, int(number[column])
         return makespan, chosen
