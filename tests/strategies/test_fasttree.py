@@ -15,12 +15,12 @@ from treegen.ir.plan import Plan
 from treegen.ir.verify import verify, verify_schedule
 from treegen.schedule.lower import lower
 from treegen.strategies import fasttree
-from treegen.strategies.edge_assignment import Costs, assign_edges, virtual_tree
+from treegen.strategies.edge_assignment import EdgeCosts, assign_edges, virtual_tree
 from treegen.strategies.fasttree import FastTree
 from treegen.target.problem import Problem
 
 SHAPE = Shape(1, 1, 128)
-COSTS = Costs(0.66, 0.33, 0.1, (64, 16), (32, 32))
+COSTS = EdgeCosts(0.66, 0.33, 0.1, (64, 16), (32, 32))
 
 
 @pytest.mark.parametrize(

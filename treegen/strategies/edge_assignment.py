@@ -26,7 +26,7 @@ Pair: TypeAlias = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Costs:
+class EdgeCosts:
     """The costs of Algorithm 1, without the common factor head_dim (section 4).
 
     Attributes:
@@ -75,7 +75,7 @@ def padding(tile: int, size: int) -> int:
     return -size % tile
 
 
-def assign_edges(tree: Tree, costs: Costs) -> npt.NDArray[np.bool_]:
+def assign_edges(tree: Tree, costs: EdgeCosts) -> npt.NDArray[np.bool_]:
     """Returns for each node whether the edge from its parent is 1 (Algorithm 1).
 
     Nodes are visited breadth-first, children by index; ties keep 0.

@@ -14,7 +14,7 @@ from treegen.ir.errors import StrategyError
 from treegen.ir.plan import Plan
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
-from treegen.strategies.edge_assignment import Costs, Pair, assign_edges, virtual_tree
+from treegen.strategies.edge_assignment import EdgeCosts, Pair, assign_edges, virtual_tree
 from treegen.strategies.forest import Forest, ForestPlan
 from treegen.strategies.groupings import path_segments
 from treegen.strategies.passes import SplitContext
@@ -94,11 +94,11 @@ class FastTree(Strategy):
         """See Strategy."""
         return path_segments(tree) + _NODE_SIZE * len(tree.parent)
 
-    def costs(self, tile_q: Pair, tile_kv: Pair, group: int) -> Costs:
+    def costs(self, tile_q: Pair, tile_kv: Pair, group: int) -> EdgeCosts:
         """Returns the costs for tiles of these head rows."""
         rows = max(1, tile_q[0] // group), max(1, tile_q[1] // group)
         factor = group if self.variant == "artifact" else 1
-        return Costs(self.alpha, self.beta, self.gamma, rows, tile_kv, factor)
+        return EdgeCosts(self.alpha, self.beta, self.gamma, rows, tile_kv, factor)
 
     def plan(self, problem: Problem, on_pass: OnPass | None = None) -> Plan:
         """See Strategy. The plan's tiles are those of the last round of the assignment."""
@@ -182,7 +182,7 @@ def _group_sizes(tree: Tree, concatenated: npt.NDArray[np.bool_]) -> tuple[Longs
     return rows, context + above
 
 
-def _blocks(rows: Longs, context: Longs, costs: Costs, split: Pair, shape: Shape) -> Pair:
+def _blocks(rows: Longs, context: Longs, costs: EdgeCosts, split: Pair, shape: Shape) -> Pair:
     """Returns the thread blocks of the large and of the small phase."""
     phase = (rows <= costs.tile_rows[1]).astype(np.int64)
     per_group = -(-rows // np.array(costs.tile_rows)[phase]) * -(-context // np.array(split)[phase])
