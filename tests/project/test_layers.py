@@ -68,8 +68,9 @@ def light_folders_stay_light(graph: Graph) -> Iterator[str]:
 
 
 def class_names_are_unique(graph: Graph) -> Iterator[str]:
-    classes = [(each, module.path) for module in graph.values() for each in module.classes]
-    return (f"class {name} is in {places}: rename all but one" for name, places in repeated(classes))
+    """Also those of type aliases."""
+    types = [(each, module.path) for module in graph.values() for each in module.types]
+    return (f"class or type alias {name} is in {places}: rename all but one" for name, places in repeated(types))
 
 
 def file_names_are_unique(graph: Graph) -> Iterator[str]:
@@ -231,7 +232,15 @@ RULES: dict[Rule, list[tuple[dict[str, str], str]]] = {
     class_names_are_unique: [
         (
             {"ir/a.py": "class _Job: ...", "treegen/cost/b.py": "class _Job: ..."},
-            "class _Job is in ir/a.py and treegen/cost/b.py: rename all but one",
+            "class or type alias _Job is in ir/a.py and treegen/cost/b.py: rename all but one",
+        ),
+        (
+            {"ir/a.py": "class Job: ...", "treegen/cost/b.py": "Job: TypeAlias = int", "treegen/cost/c.py": "Job = 1"},
+            "class or type alias Job is in ir/a.py and treegen/cost/b.py: rename all but one",
+        ),
+        (
+            {"ir/a.py": "Job: typing.TypeAlias = int", "treegen/cost/b.py": "Job: TypeAlias = int\nn: int = 1"},
+            "class or type alias Job is in ir/a.py and treegen/cost/b.py: rename all but one",
         ),
     ],
     file_names_are_unique: [

@@ -56,11 +56,14 @@ class Import(NamedTuple):
 
 
 class Module(NamedTuple):
-    """A source file. classes: those at module level; imports: of the package's modules; others: of other packages."""
+    """A source file.
+
+    types: classes and type aliases at module level. imports: of the package's modules; others: of other packages.
+    """
 
     path: str
     doc: str
-    classes: tuple[str, ...]
+    types: tuple[str, ...]
     imports: tuple[Import, ...]
     others: tuple[Import, ...]
 
@@ -91,7 +94,7 @@ def graph_of(sources: Mapping[str, str]) -> Graph:
         graph[name] = Module(
             path,
             ast.get_docstring(parsed) or "",
-            tuple(node.name for node in parsed.body if isinstance(node, ast.ClassDef)),
+            tuple(_types(parsed)),
             tuple(Import(path, *each) for each in dict.fromkeys(own)),
             tuple(Import(path, *each) for each in dict.fromkeys(others)),
         )
@@ -128,6 +131,17 @@ def drawing(graph: Graph) -> str:
                 lines += _wrapped(f"{'':{_INDENT}}-> {', '.join(sorted(imported, key=order.index))}")
         layers.append("\n".join(lines))
     return f"\n{'-' * _COLUMNS}\n".join(layers)
+
+
+def _types(module: ast.Module) -> Iterator[str]:
+    """The names of classes and of type aliases, which are annotated so."""
+    for node in module.body:
+        match node:
+            case ast.ClassDef(name=name):
+                yield name
+            case ast.AnnAssign(target=ast.Name(id=name), annotation=annotation):
+                if ast.unparse(annotation).rpartition(".")[2] == "TypeAlias":
+                    yield name
 
 
 def _name_of(path: str) -> str:
