@@ -19,7 +19,7 @@ from treegen.ir.arrays import Ints, Longs
 from treegen.ir.keys import KernelKey, MergeKey
 from treegen.schedule import lower as lowering
 from treegen.schedule import pipeline
-from treegen.schedule.pack_runs import Pieces, pieces_of
+from treegen.schedule.pack_runs import CutRuns, cut_runs
 from treegen.schedule.passes import single_loop, stagger
 from treegen.schedule.segment_runs import Runs
 from treegen.strategies import Strategy, strategy_from
@@ -48,14 +48,14 @@ class Optimisation:
     plans: Plans = lambda strategy, shape: [(strategy, shape)]
 
 
-def by_tile(runs: Runs, work: Longs, launch: Longs, tokens: tuple[int, ...], usual: int) -> Pieces:
+def by_tile(runs: Runs, work: Longs, launch: Longs, tokens: tuple[int, ...], usual: int) -> CutRuns:
     """Packs the rests of runs in blocks of a tile."""
-    return pieces_of(runs, launch, tokens, tokens)
+    return cut_runs(runs, launch, tokens, tokens)
 
 
-def by_token(runs: Runs, work: Longs, launch: Longs, tokens: tuple[int, ...], usual: int) -> Pieces:
+def by_token(runs: Runs, work: Longs, launch: Longs, tokens: tuple[int, ...], usual: int) -> CutRuns:
     """Packs the rests of runs in blocks of a token."""
-    return pieces_of(runs, launch, tokens, (1,) * len(tokens))
+    return cut_runs(runs, launch, tokens, (1,) * len(tokens))
 
 
 def listed(items: Ints, rows: Ints) -> Ints:
@@ -113,11 +113,11 @@ OPTIMISATIONS = (
     ),
     Optimisation(
         "short runs packed into tiles", 1.6,
-        ((lowering, "packed_pieces_of", by_tile),),
+        ((lowering, "cut_runs_to_pack", by_tile),),
     ),
     Optimisation(
         "loads by run, against by token", 1.35,
-        ((lowering, "packed_pieces_of", by_token),),
+        ((lowering, "cut_runs_to_pack", by_token),),
     ),
     Optimisation(
         "no masks where nothing is hidden", 1.02,

@@ -123,7 +123,7 @@ def test_tables_of_many_pieces_are_those_of_few(tree: Tree, name: str) -> None:
     """Where most of many pieces are whole runs, only those of the others are gone through."""
     expected = schedule_of(tree, strategy_from(name))
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(pack_runs, "MANY_PIECES", 0)
+        patched.setattr(pack_runs, "MANY_RUNS", 0)
         found = schedule_of(tree, strategy_from(name))
     assert np.array_equal(found.tiles, expected.tiles)
     assert np.array_equal(found.packed_runs, expected.packed_runs)

@@ -12,7 +12,7 @@ from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.schedule.arrangement import cut_rows, row_table_of
 from treegen.schedule.merge_lists import in_last_round, kept_between_rounds, partial_items
-from treegen.schedule.pack_runs import packed_pieces_of, usual_run_tokens
+from treegen.schedule.pack_runs import cut_runs_to_pack, usual_run_tokens
 from treegen.schedule.segment_runs import masked_runs, runs_of_groups
 from treegen.target.targets import Target
 from treegen.target.tile_config import tile_sizes
@@ -67,7 +67,7 @@ def count(plan: Plan, forest: Tree, first_row: Longs, shape: Shape, target: Targ
     if not len(first):
         return ForestCounts(partial_rows, np.zeros(trees, np.int64))
     of_launch, of_run = tokens[tree[items.group[first]], items.config[first]], launch.repeat(runs.counts)
-    pieces = packed_pieces_of(runs, runs.tokens, launch, tuple(of_launch.tolist()), usual_run_tokens(plan))
+    cut = cut_runs_to_pack(runs, runs.tokens, launch, tuple(of_launch.tolist()), usual_run_tokens(plan))
     masked = np.bincount(of_run, masked_runs(runs, items.rows), len(first)) > 0
-    mask_runs = np.where(masked[launch], np.add(*pieces.of_items), 0)
+    mask_runs = np.where(masked[launch], np.add(*cut.of_items), 0)
     return ForestCounts(partial_rows, np.bincount(tree[items.group], mask_runs, trees).astype(np.int64))

@@ -24,9 +24,9 @@ from treegen.schedule.arrangement import Arranged, Frame, Items, arrange, config
 from treegen.schedule.merge_lists import NO_EPILOGUE, Epilogue
 from treegen.schedule.pack_runs import (
     PackedTables,
-    fixed_pieces_of,
-    packed_pieces_of,
-    pieces_of,
+    cut_runs,
+    cut_runs_at_places,
+    cut_runs_to_pack,
     places_along_paths,
     table,
     tabulate,
@@ -150,9 +150,9 @@ def _tabulate_configs(plan: Plan, arranged: Arranged, *, fixed: bool) -> tuple[t
     if fixed and plan.mask in BIT_MASKS:
         runs.table[:, 2], runs.table[:, 3] = bit_words(runs.table[:, 2], runs.table[:, 3])
     if fixed or not configs[0].fused:
-        pieces = pieces_of(runs, items.config, tokens, tuple(config.run_tokens for config in configs))
-        return configs, tabulate(runs, pieces, items.config, tokens)
-    pieces = packed_pieces_of(runs, work, items.config, tokens, usual_run_tokens(plan))
+        cut = cut_runs(runs, items.config, tokens, tuple(config.run_tokens for config in configs))
+        return configs, tabulate(runs, cut, items.config, tokens)
+    cut = cut_runs_to_pack(runs, work, items.config, tokens, usual_run_tokens(plan))
     mask: TileMask = "bits" if plan.mask in BIT_MASKS else "interval"
     of_runs = [0, len(runs.table)] if len(configs) == 1 else runs.indptr[bounds].tolist()
     masked = masked_launches(runs, items.rows, of_runs)
@@ -164,9 +164,9 @@ def _tabulate_configs(plan: Plan, arranged: Arranged, *, fixed: bool) -> tuple[t
     dealt = plan.blocks > 0
     launched = [
         _launched_config(config, mask if is_masked else "none", run_tokens, dealt)
-        for config, run_tokens, is_masked in zip(configs, pieces.run_tokens, masked, strict=True)
+        for config, run_tokens, is_masked in zip(configs, cut.run_tokens, masked, strict=True)
     ]
-    return tuple(launched), tabulate(runs, pieces, items.config, tokens)
+    return tuple(launched), tabulate(runs, cut, items.config, tokens)
 
 
 def _tabulate_fixed(plan: Plan, tree: Tree, config: KernelConfig, items: Items, runs: Runs) -> PackedTables:
@@ -178,7 +178,7 @@ def _tabulate_fixed(plan: Plan, tree: Tree, config: KernelConfig, items: Items, 
         )
     places = places_along_paths(plan, tree, items.group, runs)
     return tabulate(
-        runs, fixed_pieces_of(runs, places, config.tokens, config.run_tokens), items.config, (config.tokens,)
+        runs, cut_runs_at_places(runs, places, config.tokens, config.run_tokens), items.config, (config.tokens,)
     )
 
 

@@ -1,7 +1,7 @@
 """Packing: cuts the KV runs of work items into full tiles and packed runs, and makes the tables of both.
 
     item           run of 150 tokens                    run of 20 tokens      tiles of 64, packed runs of 16
-    pieces         [ 64 | 64 | 16 | 6 ]                 [ 16 | 4 ]
+    cut runs       [ 64 | 64 | 16 | 6 ]                 [ 16 | 4 ]
     tiles          [ 64 ][ 64 ]                         a full tile is one run of consecutive KV slots
     packed_runs    [ 16 | 6 | 16 | 4 ]                  four packed runs fill one tile
 
@@ -26,8 +26,8 @@ from treegen.target.tile_config import RUN_TOKENS, WORK_LIST_RUN_TOKENS
 MOST_SPREAD = 1.25
 """Runs are packed slot by slot where packed runs of several slots would take more than 1.25 times as many tiles."""
 
-# With more pieces than this, mostly whole runs (as pages in any order are), only the runs that are cut are computed.
-MANY_PIECES = 1024
+# With more cut runs than this, mostly whole ones (as pages in any order are), only the runs that are cut are computed.
+MANY_RUNS = 1024
 
 Each: TypeAlias = "int | Longs"
 """One number for all, or an array with a number for each. Most schedules have one tile size."""
@@ -35,7 +35,7 @@ Sizes: TypeAlias = tuple[int, ...]
 """Tokens of a tile, or of a packed run, in each launch."""
 
 
-class Pieces(NamedTuple):
+class CutRuns(NamedTuple):
     """The full tiles and packed runs that runs are cut into.
 
     run_tokens: tokens of a packed run in each launch. full: full tiles of each run, None where no run has one.
@@ -68,7 +68,7 @@ def usual_run_tokens(plan: Plan) -> int:
     return WORK_LIST_RUN_TOKENS if plan.blocks else RUN_TOKENS
 
 
-def pieces_of(runs: Runs, launch: Longs, tile_tokens: Sizes, run_tokens: Sizes) -> Pieces:
+def cut_runs(runs: Runs, launch: Longs, tile_tokens: Sizes, run_tokens: Sizes) -> CutRuns:
     """Cuts runs into full tiles, and the rest into packed runs.
 
     Args:
@@ -88,32 +88,32 @@ def pieces_of(runs: Runs, launch: Longs, tile_tokens: Sizes, run_tokens: Sizes) 
         full_of_items = np.add.reduceat(full, first_run)
     elif longest <= min(run_tokens):
         counts = runs.counts
-        return Pieces(run_tokens, None, None, (full_of_items, counts), _ceiled(counts, packed))
+        return CutRuns(run_tokens, None, None, (full_of_items, counts), _ceiled(counts, packed))
     packed_runs = _ceiled(rest, _each(run_tokens, launch, runs))
     packed_of_items = np.add.reduceat(packed_runs, first_run)
-    return Pieces(run_tokens, full, packed_runs, (full_of_items, packed_of_items), _ceiled(packed_of_items, packed))
+    return CutRuns(run_tokens, full, packed_runs, (full_of_items, packed_of_items), _ceiled(packed_of_items, packed))
 
 
-def packed_pieces_of(runs: Runs, work: Longs, launch: Longs, tile_tokens: Sizes, usual: int) -> Pieces:
-    """Cuts runs as pieces_of does, into packed runs of `usual` tokens, or of one KV slot where that saves tiles.
+def cut_runs_to_pack(runs: Runs, work: Longs, launch: Longs, tile_tokens: Sizes, usual: int) -> CutRuns:
+    """Cuts runs as cut_runs does, into packed runs of `usual` tokens, or of one KV slot where that saves tiles.
 
     A launch packs single slots where packed runs of `usual` tokens would take more than MOST_SPREAD times their tiles.
     work: KV tokens of each item.
     """
     run_tokens = tuple([min(usual, tokens) for tokens in tile_tokens])
-    pieces = pieces_of(runs, launch, tile_tokens, run_tokens)
-    by_run, by_token = pieces.of_items[0] + pieces.packed_tiles, _ceiled(work, _each(tile_tokens, launch))
+    cut = cut_runs(runs, launch, tile_tokens, run_tokens)
+    by_run, by_token = cut.of_items[0] + cut.packed_tiles, _ceiled(work, _each(tile_tokens, launch))
     if not np.count_nonzero(by_run != by_token):
-        return pieces
+        return cut
     tiles = [np.bincount(launch, of_items, len(run_tokens)) for of_items in (by_run, by_token)]
     spread = (tiles[0] > MOST_SPREAD * tiles[1]).tolist()
     if not any(spread):
-        return pieces
+        return cut
     single = tuple([1 if spreads else tokens for tokens, spreads in zip(run_tokens, spread, strict=True)])
-    return pieces_of(runs, launch, tile_tokens, single)
+    return cut_runs(runs, launch, tile_tokens, single)
 
 
-def fixed_pieces_of(runs: Runs, place: Longs, tile_tokens: int, run_tokens: int) -> Pieces:
+def cut_runs_at_places(runs: Runs, place: Longs, tile_tokens: int, run_tokens: int) -> CutRuns:
     """Cuts runs into packed runs whose places in their tiles follow from the token's place along the path.
 
     Runs that continue one another along a path are neighbours in a tile. Any other run begins a tile.
@@ -145,7 +145,8 @@ def fixed_pieces_of(runs: Runs, place: Longs, tile_tokens: int, run_tokens: int)
     packed_runs = _ceiled(length, run_tokens) + np.where(follows[1:], 0, -end % tile_tokens // run_tokens)
     of_items = np.add.reduceat(packed_runs, runs.indptr[:-1])
     none = np.zeros(len(of_items), np.int64)
-    return Pieces((run_tokens,), None, packed_runs, (none, of_items), of_items * run_tokens // tile_tokens, padded=True)
+    packed_tiles = of_items * run_tokens // tile_tokens
+    return CutRuns((run_tokens,), None, packed_runs, (none, of_items), packed_tiles, padded=True)
 
 
 def places_along_paths(plan: Plan, tree: Tree, group: Longs, runs: Runs) -> Longs:
@@ -161,34 +162,34 @@ def places_along_paths(plan: Plan, tree: Tree, group: Longs, runs: Runs) -> Long
     return places
 
 
-def tabulate(runs: Runs, pieces: Pieces, launch: Longs, tile_tokens: Sizes) -> PackedTables:
-    """Makes the tables of full tiles and packed runs. Arguments: see pieces_of.
+def tabulate(runs: Runs, cut: CutRuns, launch: Longs, tile_tokens: Sizes) -> PackedTables:
+    """Makes the tables of full tiles and packed runs. Arguments: see cut_runs.
 
     The packed runs of an item fill its tiles one after another, and zeros fill up the last one.
     """
-    (tile_count, packed_count), packed_runs = pieces.of_items, pieces.packed_runs
-    places = pieces.packed_tiles * _runs_per_tile(tile_tokens, pieces.run_tokens, launch)
+    (tile_count, packed_count), packed_runs = cut.of_items, cut.packed_runs
+    places = cut.packed_tiles * _runs_per_tile(tile_tokens, cut.run_tokens, launch)
     run0, unfilled, tile0, num_tiles = offsets(places), places - packed_count, tile_count, 0
     padded = np.count_nonzero(unfilled) > 0
-    if padded:  # the item's last run gets further pieces here, which become zeros below
+    if padded:  # the item's last run gets further packed runs here, which become zeros below
         packed_runs = np.ones(len(runs.table), np.int64) if packed_runs is None else packed_runs.copy()
         packed_runs[runs.indptr[1:] - 1] += unfilled
     if packed_runs is None:
         made = runs.table
-    elif pieces.packed_runs is None:
+    elif cut.packed_runs is None:
         made = runs.table.repeat(packed_runs, 0)
-    elif pieces.full is None:
-        made = _cut_table(runs.table, packed_runs, _each(pieces.run_tokens, launch, runs, packed_runs))
+    elif cut.full is None:
+        made = _cut_table(runs.table, packed_runs, _each(cut.run_tokens, launch, runs, packed_runs))
     else:
-        ends, sizes = offsets(tile_count), (_each(tile_tokens, launch, runs), _each(pieces.run_tokens, launch, runs))
+        ends, sizes = offsets(tile_count), (_each(tile_tokens, launch, runs), _each(cut.run_tokens, launch, runs))
         tile0, num_tiles = ends[:-1], ends.item(-1)
-        made = _tiles_and_packed_runs(runs.table, pieces.full, packed_runs, num_tiles, *sizes)
-    if pieces.padded:
+        made = _tiles_and_packed_runs(runs.table, cut.full, packed_runs, num_tiles, *sizes)
+    if cut.padded:
         made[made[:, 1] <= 0] = 0
     elif padded:
         made[num_tiles + ragged_ranges(run0[:-1] + packed_count, unfilled)] = 0
     made = frozen(made)
-    return PackedTables(made[:num_tiles], made[num_tiles:], (tile0, tile_count, run0[:-1], pieces.packed_tiles))
+    return PackedTables(made[:num_tiles], made[num_tiles:], (tile0, tile_count, run0[:-1], cut.packed_tiles))
 
 
 def _tiles_and_packed_runs(
@@ -239,13 +240,13 @@ def _go_on(table: Ints, tokens: Ints) -> None:
 
 
 def _cut_table(table: Ints, counts: Longs, size: int | Ints | Longs) -> Ints:
-    """Cuts each run of a table into `counts` pieces of `size` tokens, the last one shorter where the run ends.
+    """Cuts each run of a table into `counts` parts of `size` tokens, the last one shorter where the run ends.
 
-    size: one number for all pieces, or one for each.
+    size: one number for all parts, or one for each.
     """
     made, ends = table.repeat(counts, 0), offsets(counts)
     cut, part = made, None
-    if len(made) > MANY_PIECES and np.count_nonzero(counts == 1) > len(made) // 2:
+    if len(made) > MANY_RUNS and np.count_nonzero(counts == 1) > len(made) // 2:
         few = (counts > 1).nonzero()[0]
         counts = counts[few]
         part, ends = ragged_ranges(ends[few], counts), offsets(counts)
@@ -267,16 +268,16 @@ def _runs_per_tile(tile_tokens: Sizes, run_tokens: Sizes, launch: Longs) -> Each
     return _each(tuple([of_tile // size for of_tile, size in zip(tile_tokens, run_tokens, strict=True)]), launch)
 
 
-def _each(values: Sizes, owner: Longs, runs: Runs | None = None, pieces: Longs | None = None) -> Each:
+def _each(values: Sizes, owner: Longs, runs: Runs | None = None, parts: Longs | None = None) -> Each:
     """Looks up `values[owner]`, or one number where all values are equal.
 
-    With `runs`, the result is repeated for each owner's runs, and with `pieces` for each run's pieces.
+    With `runs`, the result is repeated for each owner's runs, and with `parts` for each run's parts.
     """
     if len(values) == 1 or len(set(values)) == 1:
         return values[0]
     of_owners = np.array(values)[owner]
     of_runs = of_owners if runs is None else of_owners.repeat(runs.counts)
-    return of_runs if pieces is None else of_runs.repeat(pieces)
+    return of_runs if parts is None else of_runs.repeat(parts)
 
 
 def _ceiled(values: Longs, by: Each) -> Longs:
