@@ -92,26 +92,26 @@ def row_table(tree: Tree, page_size: int = 1) -> PagesOnHost:
 def level_tables(tree: Tree, page_size: int = 1) -> tuple[Level, ...]:
     """Cuts the tree into levels of a cascade, from the roots down. Rows are in rank order, and every level has tokens.
 
-    A row's path is cut where the set of rows that see it changes, and its i-th piece is on level i. A node with one
-    child and no rows of its own forms one piece with the child; rows inside a node cut the node.
+    A row's path is cut where the set of rows that see it changes, and its i-th part is on level i. A node with one
+    child and no rows of its own forms one part with the child; rows inside a node cut the node.
 
-    Raises InputError where the tokens of a piece do not fill their pages.
+    Raises InputError where the tokens of a part do not fill their pages.
     """
     spans = tree.topology.spans
     begins = np.ones(len(spans), bool)
     begins[1:] = (spans.lo[1:] != spans.lo[:-1]) | (spans.hi[1:] != spans.hi[:-1])
     lo, hi = spans.lo[begins], spans.hi[begins]
-    # Pieces are nested or disjoint, in depth-first order: all earlier pieces that have not ended contain this one.
+    # Parts are nested or disjoint, in depth-first order: all earlier parts that have not ended contain this one.
     depth = np.arange(len(lo)) - np.searchsorted(np.sort(hi), lo, side="right")
-    piece = np.cumsum(begins) - 1
+    part = np.cumsum(begins) - 1
     return tuple(
-        _level(tree, lo[depth == number], hi[depth == number], np.flatnonzero(depth[piece] == number), page_size)
+        _level(tree, lo[depth == number], hi[depth == number], np.flatnonzero(depth[part] == number), page_size)
         for number in range(int(depth.max(initial=-1)) + 1)
     )
 
 
 def _level(tree: Tree, lo: Ints, hi: Ints, span: npt.NDArray[Any], page_size: int) -> Level:
-    """Makes the level of the pieces that the ranks `lo:hi` see. span: the spans of all these pieces."""
+    """Makes the level of the parts that the ranks `lo:hi` see. span: the spans of all these parts."""
     bounds = np.unique(np.concatenate([[0], lo, hi, [tree.num_rows]]))
     request = np.searchsorted(bounds, tree.topology.spans.lo[span])
     return Level(frozen(bounds), _table(tree, span, np.bincount(request, minlength=len(bounds) - 1), page_size))

@@ -28,7 +28,7 @@ from treegen.target.problem import Problem
 
 LONGEST_TEXT = 2_000
 """The most characters of a tree's text on a page."""
-_MOST_PIECES = 8  # rank intervals, and segments, of a group to list
+_MOST_SHOWN = 8  # rank intervals, and segments, of a group to list
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +110,14 @@ def entry_json(entry: ExplainedPlan, groups: Sequence[int] | None = None) -> dic
 
 def groups_json(plan: Plan, numbers: Sequence[int] | None = None) -> list[dict[str, Any]]:
     """Returns groups of a plan for JSON forms. numbers: the groups, a few; by default all, in order."""
-    rows, pieces = plan.row_indptr.tolist(), plan.segment_indptr.tolist()
+    rows, reads = plan.row_indptr.tolist(), plan.segment_indptr.tolist()
     if numbers is None:
         intervals, segments = _intervals_json(plan, slice(None)), _segments_json(plan, slice(None))
         parts = (
-            (intervals[a:b], segments[c:d]) for (a, b), (c, d) in zip(pairwise(rows), pairwise(pieces), strict=True)
+            (intervals[a:b], segments[c:d]) for (a, b), (c, d) in zip(pairwise(rows), pairwise(reads), strict=True)
         )
     else:
-        bounds = ((slice(rows[g], rows[g + 1]), slice(pieces[g], pieces[g + 1])) for g in numbers)
+        bounds = ((slice(rows[g], rows[g + 1]), slice(reads[g], reads[g + 1])) for g in numbers)
         parts = ((_intervals_json(plan, own), _segments_json(plan, read)) for own, read in bounds)
     masked = np.bincount(plan.segment_group, plan.masked, len(plan)).astype(bool).tolist()
     chosen = range(len(plan)) if numbers is None else numbers
@@ -197,13 +197,13 @@ def entry_lines(entry: ExplainedPlan, most_groups: int, formulas: bool) -> list[
 def group_text(group: Group) -> str:
     """Returns the group's text, shortened where it has very many rank intervals or segments."""
     rows = [f"{lo}-{hi - 1}" for lo, hi in group.rows]
-    segments = str(Group(group.rows, group.segments[:_MOST_PIECES])).partition(" | ")[2]
+    segments = str(Group(group.rows, group.segments[:_MOST_SHOWN])).partition(" | ")[2]
     return f"rows {_cut(rows, ',')} | {segments}{_more(len(group.segments), ', ')}"
 
 
-def _cut(pieces: Sequence[str], separator: str) -> str:
-    return separator.join(pieces[:_MOST_PIECES]) + _more(len(pieces), separator)
+def _cut(parts: Sequence[str], separator: str) -> str:
+    return separator.join(parts[:_MOST_SHOWN]) + _more(len(parts), separator)
 
 
 def _more(count: int, separator: str) -> str:
-    return f"{separator}... {count - _MOST_PIECES} more" if count > _MOST_PIECES else ""
+    return f"{separator}... {count - _MOST_SHOWN} more" if count > _MOST_SHOWN else ""

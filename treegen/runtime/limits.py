@@ -50,7 +50,7 @@ class PageBounds:
         its rows sees, or `shares` more. `query` has one group for each request instead of the first kind. A group is
         cut into tiles of rows, and has a partial for each row. Other strategies without partial results have items with
         rows of their own. For all other strategies a row of an item is expected to see at least a page there; shorter
-        pieces may exceed these limits.
+        parts may exceed these limits.
         """
         alone = strategy.traffic is not None and strategy.traffic.partials == "none"
         if strategy.name not in ("cohort", "query"):
@@ -61,11 +61,11 @@ class PageBounds:
         rows = rows_per_tile(head_rows, shape.group) if isinstance(head_rows, int) else 1
         tiles = -(-rows // min(rows_per_tile(config.rows, shape.group) for config in configs))
         further = self.requests if split_shared_rows else 0
-        pieces = self.tokens // split if isinstance(split, int) else 0
+        parts = self.tokens // split if isinstance(split, int) else 0
         if isinstance(shares, int | float):
-            pieces = math.ceil(shares)
-        items = (-(-self.requests // rows) + further + pieces) * tiles
-        return GraphLimits(self.requests, items, self.requests + further + pieces * rows)
+            parts = math.ceil(shares)
+        items = (-(-self.requests // rows) + further + parts) * tiles
+        return GraphLimits(self.requests, items, self.requests + further + parts * rows)
 
     def entries(self, configs: tuple[KernelConfig, ...], max_items: int) -> tuple[int, int]:
         """Counts the full tiles and packed runs that `max_items` items need, in these kernel configs.

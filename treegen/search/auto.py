@@ -29,8 +29,8 @@ from treegen.target.problem import Problem
 _SMALL = 32, 1 << 14  # the most nodes and tokens of trees for which plans of _OF_SMALL are made, too
 _OF_SMALL = (deft_node_chunk(), deft_flatten())
 _CLEARLY_LESS = 0.99  # the cost of waiting is less certain than other costs
-_PIECES = (128, 256, 512, 1024, 2048)
-"""Tokens of the pieces of nodes and paths that isolated plans are compared with."""
+_PART_TOKENS = (128, 256, 512, 1024, 2048)
+"""Tokens of the parts of nodes and paths that isolated plans are compared with."""
 
 
 @dataclass(frozen=True)
@@ -129,10 +129,10 @@ def _isolated(problem: Problem) -> Choice:
 def _isolated_forms(policies: Sequence[Strategy], whole_paths: bool) -> list[Strategy]:
     """Returns the isolated strategies to compare.
 
-    They are those of the best of these policies, of strategies that read nodes in pieces, and, where there is room for
+    They are those of the best of these policies, of strategies that read nodes in parts, and, where there is room for
     whole paths, of strategies that read these, row by row or together.
     """
-    paths = [cohort(split=split) for split in (None, *_PIECES)] if whole_paths else []
+    paths = [cohort(split=split) for split in (None, *_PART_TOKENS)] if whole_paths else []
     plain = next((policy for policy in policies if policy.isolated and whole_paths), policies[0])
-    made = (policies[0], plain, deft_node(), fasttree(), flashforge(), *map(deft_node_chunk, _PIECES), *paths)
+    made = (policies[0], plain, deft_node(), fasttree(), flashforge(), *map(deft_node_chunk, _PART_TOKENS), *paths)
     return list(dict.fromkeys((*map(as_isolated, made), *(Isolated(each, two_tiles=True) for each in paths))))

@@ -119,7 +119,7 @@ def _is_query(strategy: Cohort) -> bool:
 def _has_rows_inside(tree: Tree) -> bool:
     """Tells whether rows of a node see different parts of it.
 
-    `query` reads each row's part of a node in one piece; a cohort of one row reads it cut.
+    `query` reads each row's part of a node uncut; a cohort of one row reads it cut.
     """
     node = tree.topology.spans.node
     return bool((node[1:] == node[:-1]).any())

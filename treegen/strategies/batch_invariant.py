@@ -52,7 +52,7 @@ class BatchInvariant(Strategy):
     Attributes:
         chunk: Tokens of a chunk.
         block: Tokens of the blocks that tiles are packed from. With 1, every token is looked up, wherever it lies. 16
-            takes less time, and needs trees in which nodes, and their pieces in the cache, begin at multiples of 16
+            takes less time, and needs trees in which nodes, and their runs in the cache, begin at multiples of 16
             tokens of the path, such as pages of 16 that are shared as a whole.
         isolated: Whether rows share the work items of a chunk only where they see the same tokens of it. Bits are the
             same.
@@ -110,7 +110,7 @@ def batch_invariant(chunk: int = CHUNK, block: int = 1) -> Strategy:
 
     Args:
         chunk: Tokens of a path that a work item reads, a multiple of 128.
-        block: 1, or 16 where nodes and their pieces in the cache begin at multiples of 16 tokens of the path.
+        block: 1, or 16 where nodes and their runs in the cache begin at multiples of 16 tokens of the path.
 
     Raises:
         StrategyError: An option is out of range.

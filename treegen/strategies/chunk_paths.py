@@ -30,7 +30,7 @@ def by_chunk(tree: Tree, requests: RequestKV, chunk: int) -> Plan:
     start = np.maximum(number * chunk, first)
     end = np.minimum((number + 1) * chunk, first + stop.take(span))
 
-    # The pieces of a chunk in the nodes of one request are neighbours. The rows that see the last one see all of them.
+    # The parts of a chunk in the nodes of one request are neighbours. The rows that see the last one see all of them.
     begins = np.ones(len(node), bool)
     begins[1:] = (owner[1:] != owner[:-1]) | (number[1:] != number[:-1])
     begin = begins.nonzero()[0]
@@ -41,21 +41,21 @@ def by_chunk(tree: Tree, requests: RequestKV, chunk: int) -> Plan:
     of_groups = np.repeat(shared, counts).nonzero()[0]
     group_rows = (hi - lo)[last[shared]]
 
-    # Each other row, before or after the group's rows, reads its pieces by itself.
+    # Each other row, before or after the group's rows, reads its parts by itself.
     together = shared.repeat(counts)
     group_lo = np.where(together, lo[last].repeat(counts), hi)
     group_hi = np.where(together, hi[last].repeat(counts), hi)
     (before, early), (behind, late) = ragged(group_lo - lo), ragged(hi - group_hi)
-    piece = np.append(before, behind)
+    part = np.append(before, behind)
     rank = np.append(lo[before] + early, group_hi[behind] + late)
-    order = np.lexsort((start[piece], number[piece], rank))
-    piece, rank = piece[order], rank[order]
-    opens = np.ones(len(piece), bool)
-    opens[1:] = (rank[1:] != rank[:-1]) | (number[piece[1:]] != number[piece[:-1]])
+    order = np.lexsort((start[part], number[part], rank))
+    part, rank = part[order], rank[order]
+    opens = np.ones(len(part), bool)
+    opens[1:] = (rank[1:] != rank[:-1]) | (number[part[1:]] != number[part[:-1]])
     alone = opens.nonzero()[0]
 
-    read = np.append(of_groups, piece)
-    segments = np.append(counts[shared], np.diff(np.append(alone, len(piece))))
+    read = np.append(of_groups, part)
+    segments = np.append(counts[shared], np.diff(np.append(alone, len(part))))
     rows = np.append(group_rows, np.ones(len(alone), np.int64))
     row_lo = np.append(lo[last[shared]], rank[alone])
     return Plan.trusted(

@@ -56,7 +56,7 @@ def cut_evenly(plan: Plan, blocks: float) -> Plan:
     """Returns the plan with read tokens cut so that a number of thread blocks share them evenly.
 
     Groups are cut into even shares. The parts that are left of them follow in the blocks that end first. Where these do
-    not end early enough for a whole part, it is cut further, into pieces that fill several blocks:
+    not end early enough for a whole part, it is cut further, into parts that fill several blocks:
 
         block 0   [ 1088              ]
         block 1   [ 1088              ]

@@ -1,4 +1,4 @@
-"""The tiles of all rows' paths: distinct tiles, the ranks that see them, and the pieces of nodes that they hold."""
+"""The tiles of all rows' paths: distinct tiles, the ranks that see them, and the parts of nodes that they hold."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class PathTiles(NamedTuple):
         return PathTiles(*(column[places] for column in self))
 
 
-class TilePieces(NamedTuple):
+class NodeParts(NamedTuple):
     """Tokens `start:stop` of `node`, in a chunk and in tiles of the ranks up to `hi`.
 
     The ranks from `lo` on see them.
@@ -42,9 +42,9 @@ class TilePieces(NamedTuple):
     lo: Longs
     hi: Longs
 
-    def at(self, places: Longs | Bools) -> TilePieces:
-        """Returns these of the pieces, in this order."""
-        return TilePieces(*(column[places] for column in self))
+    def at(self, places: Longs | Bools) -> NodeParts:
+        """Returns these of the parts, in this order."""
+        return NodeParts(*(column[places] for column in self))
 
 
 class PathRows(NamedTuple):
@@ -110,7 +110,7 @@ def rows_of(tree: Tree) -> PathRows:
     return PathRows(topology.prefix[node] + sees, np.where(sees > 0, node, above[node]), above)
 
 
-def pieces_of(tree: Tree, rows: PathRows, tiles: PathTiles, chunk: int, tokens: int) -> TilePieces:
+def node_parts_of(tree: Tree, rows: PathRows, tiles: PathTiles, chunk: int, tokens: int) -> NodeParts:
     """Returns the contents of tiles, in the tiles' order within each chunk, and root first.
 
     They are cut where nodes and chunks begin, and where ranks end.
@@ -149,10 +149,10 @@ def pieces_of(tree: Tree, rows: PathRows, tiles: PathTiles, chunk: int, tokens: 
     follows = np.flatnonzero(tile[1:] == tile[:-1])
     behind[follows] = place[follows + 1]
 
-    pieces = TilePieces(begin[tile] // chunk, node, place - prefix[node], behind - prefix[node], seen, tiles.hi[tile])
-    pieces = pieces.at(pieces.chunk.argsort(kind="stable"))
-    goes_on = pieces.start[1:] == pieces.stop[:-1]
-    for column in (pieces.chunk, pieces.node, pieces.lo, pieces.hi):
+    parts = NodeParts(begin[tile] // chunk, node, place - prefix[node], behind - prefix[node], seen, tiles.hi[tile])
+    parts = parts.at(parts.chunk.argsort(kind="stable"))
+    goes_on = parts.start[1:] == parts.stop[:-1]
+    for column in (parts.chunk, parts.node, parts.lo, parts.hi):
         goes_on &= column[1:] == column[:-1]
-    last = pieces.stop[np.append(~goes_on, True)[: len(pieces.stop)]]
-    return pieces.at(np.append(True, ~goes_on)[: len(pieces.stop)])._replace(stop=last)
+    last = parts.stop[np.append(~goes_on, True)[: len(parts.stop)]]
+    return parts.at(np.append(True, ~goes_on)[: len(parts.stop)])._replace(stop=last)

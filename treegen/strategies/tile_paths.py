@@ -18,7 +18,7 @@ import numpy as np
 from treegen.ir.arrays import Bools, Longs, offsets, ragged, ragged_ranges, stacked
 from treegen.ir.plan import Plan
 from treegen.ir.tree import Tree
-from treegen.strategies.distinct_tiles import PathRows, PathTiles, pieces_of, rows_of, tiles_of
+from treegen.strategies.distinct_tiles import PathRows, PathTiles, node_parts_of, rows_of, tiles_of
 
 _MOST_NEW = (0, 1, 2, 4, 1 << 30)
 """Values to try for the most tiles of its own that a row may bring to the group of the row before it."""
@@ -60,20 +60,20 @@ def by_tile_path(tree: Tree, chunk: int, tokens: int, block: int, machine: Machi
     rows = rows_of(tree)
     tiles = tiles_of(tree, rows, tokens, block)
     walks = _walks_of(tree, rows, tiles, chunk, tokens)
-    pieces = pieces_of(tree, rows, tiles, chunk, tokens)
+    parts = node_parts_of(tree, rows, tiles, chunk, tokens)
     alone = _sees_other_tokens(rows, walks, chunk) if isolated else walks.shared == 0
     begins = _group_begins(walks, machine, alone)
     first = np.flatnonzero(begins)
     ends = np.append(first[1:], len(walks.rank))
     group = np.cumsum(begins) - 1
 
-    # Pieces are listed by group. Of each kind of a piece, the walks of its ranks are neighbours.
+    # Parts are listed by group. Of each kind of a part, the walks of its ranks are neighbours.
     key = walks.kind * (tree.num_rows + 1) + walks.rank
-    kinds = np.where(pieces.chunk > 0, pieces.chunk + 1, 0)
-    in_first = np.flatnonzero(pieces.chunk == 0)
+    kinds = np.where(parts.chunk > 0, parts.chunk + 1, 0)
+    in_first = np.flatnonzero(parts.chunk == 0)
     kinds, place = np.append(kinds, kinds[in_first] + 1), np.append(np.arange(len(kinds)), in_first)
-    from_walk = key.searchsorted(kinds * (tree.num_rows + 1) + pieces.lo[place])
-    to_walk = key.searchsorted(kinds * (tree.num_rows + 1) + pieces.hi[place])
+    from_walk = key.searchsorted(kinds * (tree.num_rows + 1) + parts.lo[place])
+    to_walk = key.searchsorted(kinds * (tree.num_rows + 1) + parts.hi[place])
     some = to_walk > from_walk
     place, from_walk, to_walk = place[some], from_walk[some], to_walk[some]
     counts = group[to_walk - 1] - group[from_walk] + 1
@@ -85,7 +85,7 @@ def by_tile_path(tree: Tree, chunk: int, tokens: int, block: int, machine: Machi
     opens = begins.copy()
     opens[1:] |= walks.rank[1:] != walks.rank[:-1] + 1
     interval = np.flatnonzero(opens)
-    read = pieces.at(place)
+    read = parts.at(place)
     return Plan.trusted(
         "by-tile-path",
         np.searchsorted(interval, np.append(first, len(walks.rank))),
