@@ -1,4 +1,4 @@
-"""K and V of different head dims, keys in two pieces, and caches that are views of one tensor."""
+"""K and V of different head dims, keys in two slices, and caches that are views of one tensor."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from treegen.codegen.emit import emit_partial
 from treegen.codegen.merge_forms import merge_keys
 from treegen.ir.errors import InputError
 from treegen.runtime.torch_op import attention
-from treegen.target.tile_config import key_pieces
+from treegen.target.tile_config import key_slices
 from treegen.tuning.kernel_meter import Case
 
 NAMES = (*strategies.strategy_names(), "auto")
@@ -84,15 +84,15 @@ def test_kernels_of_every_strategy(strategy: str, dims: tuple[int, int]) -> None
 
 
 def test_keys_are_in_pieces_where_that_pads_less() -> None:
-    found = {dims: key_pieces(*dims) for dims in ((192, 128), (80, 48), (200, 128), (16, 8), (40, 128), (64, 128))}
+    found = {dims: key_slices(*dims) for dims in ((192, 128), (80, 48), (200, 128), (16, 8), (40, 128), (64, 128))}
     assert found == {
         (192, 128): (128, 64), (80, 48): (64, 16), (200, 128): (256,), (16, 8): (16,), (40, 128): (32, 16),
         (64, 128): (64,),
     }  # fmt: skip
     for dim in range(8, 257, 8):
-        assert len(key_pieces(dim, dim)) == 1
-        for pieces in (key_pieces(dim, dim), key_pieces(dim, 512)):
-            assert sum(pieces[:-1]) < dim <= sum(pieces)
+        assert len(key_slices(dim, dim)) == 1
+        for slices in (key_slices(dim, dim), key_slices(dim, 512)):
+            assert sum(slices[:-1]) < dim <= sum(slices)
 
 
 def views(layout: str, tree: Tree, dtype: str) -> tuple[torch.Tensor, torch.Tensor]:

@@ -24,7 +24,7 @@ from treegen.ir.errors import InputError, ShapeError
 from treegen.runtime.batch_room import batch_config
 from treegen.strategies import Strategy
 from treegen.target.targets import targets
-from treegen.target.tile_config import kernel_config, key_pieces, shared_bytes, value_is_piece
+from treegen.target.tile_config import kernel_config, key_slices, shared_bytes, value_is_slice
 from treegen.tuning.kernel_meter import Case
 from treegen.tuning.kernel_variants import kernel_sources
 
@@ -98,14 +98,14 @@ def test_one_load_serves_keys_and_values_where_they_are_the_same() -> None:
     assert re.search(r"^    shared_kv +yes ", once, re.MULTILINE)
     assert "shared_kv" not in twice
     found = {
-        dims: value_is_piece(*dims)
+        dims: value_is_slice(*dims)
         for dims in ((576, 512), (64, 64), (80, 80), (80, 64), (40, 32), (576, 256), (40, 24))
     }
     assert found == {
         (576, 512): True, (64, 64): True, (80, 80): True, (80, 64): True, (40, 32): True, (576, 256): False,
         (40, 24): False,
     }  # fmt: skip
-    assert key_pieces(576, 512) == (512, 64)
+    assert key_slices(576, 512) == (512, 64)
 
 
 def test_the_tensors_decide_what_is_loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,7 +233,7 @@ def test_large_tiles_of_latent_keys_are_fetched_early() -> None:
         key = suited_key(architecture, shape, large=True)
         return emit_partial(replace(key, **options)).text
 
-    assert text(90).count("to_l2(") == 3  # its definition, and two pieces of keys
+    assert text(90).count("to_l2(") == 3  # its definition, and two slices of keys
     assert "if row0 >= 0:" in text(90)
     for other in (text(80), text(100), text(90, guarded=True), text(90, shared_kv=False)):
         assert "to_l2(" not in other

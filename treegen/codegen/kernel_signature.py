@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Protocol
 from treegen.ir.keys import KernelKey, MergeKey
 from treegen.ir.shape import Shape
 from treegen.target.targets import starts_launches_early
-from treegen.target.tile_config import value_is_piece
+from treegen.target.tile_config import value_is_slice
 
 
 class TensorLike(Protocol):
@@ -281,5 +281,5 @@ def in_same_place(k_cache: TensorLike, v_cache: TensorLike) -> bool:
 
 
 def shared_kv(shape: Shape, tensors: Tensors) -> bool:
-    """Whether one load serves K and V: V is the first piece of K, in the same memory."""
-    return value_is_piece(shape.head_dim, shape.head_dim_v) and in_same_place(tensors.k, tensors.v)
+    """Whether one load serves K and V: V is the first slice of K, in the same memory."""
+    return value_is_slice(shape.head_dim, shape.head_dim_v) and in_same_place(tensors.k, tensors.v)

@@ -13,7 +13,7 @@ from treegen.codegen.kernel_signature import Parameter, kernel_signature, unspec
 from treegen.codegen.tile_context import FullTileContext, PackedTileContext
 from treegen.ir.keys import KernelKey, ScoreCode
 from treegen.ir.shape import FP8
-from treegen.target.tile_config import MATRIX_ROWS, key_pieces, padded, rows_per_tile
+from treegen.target.tile_config import MATRIX_ROWS, key_slices, padded, rows_per_tile
 
 _DIVIDED = (MATRIX_ROWS, 64, 8)  # rows and tokens of a tile, warps
 _CHUNK = 8
@@ -46,7 +46,7 @@ _LOADS = {
 
 @dataclass(frozen=True, slots=True)
 class DimContext:
-    """Head dims of keys and values, and their padded sizes; keys may be in two pieces, of which `rest` is the second or
+    """Head dims of keys and values, and their padded sizes; keys may be in two slices, of which `rest` is the second or
     0. mask, rest_mask, mask_v: the names of masks where padding has to be left out, else empty.
     """
 
@@ -62,7 +62,7 @@ class DimContext:
     @classmethod
     def of(cls, key: KernelKey) -> DimContext:
         """Spells out a key's head dims."""
-        whole, rest = (*key_pieces(key.head_dim, key.head_dim_v), 0)[:2]
+        whole, rest = (*key_slices(key.head_dim, key.head_dim_v), 0)[:2]
         padded_v = padded(key.head_dim_v)
         return cls(
             head_dim=key.head_dim,
@@ -80,7 +80,7 @@ class DimContext:
 class KVContext:
     """How caches are read.
 
-    page_size: 1 by slot, else the tokens of a page. shared: whether values are the first piece of keys. converted:
+    page_size: 1 by slot, else the tokens of a page. shared: whether values are the first slice of keys. converted:
     whether elements in 8 bits are converted one by one, with emulate_e4m3 out of bytes. packed_fp8: whether they are
     read four at a time; planes: the function that then converts them. scaled: whether keys and values have scales by
     head.
@@ -224,4 +224,4 @@ def _is_divided(key: KernelKey) -> bool:
     """
     large = key.shared_kv and (key.tile_rows, key.tile_tokens, key.num_warps) == _DIVIDED
     plain = key.scoring is None and not key.guarded and not key.scaled and key.kv_dtype not in FP8
-    return large and plain and len(key_pieces(key.head_dim, key.head_dim_v)) > 1
+    return large and plain and len(key_slices(key.head_dim, key.head_dim_v)) > 1

@@ -66,8 +66,8 @@ ELEMENTS_PER_WORD = 4
 _DIMS_IN_WORDS = frozenset({64, 128, 256})
 """Head dims that need no padding and are at least four times the 16 that a matrix instruction takes."""
 
-MOST_IN_ONE_PIECE = 256
-"""The largest head dim, of K and V alike, for which keys are in one piece."""
+MOST_IN_ONE_SLICE = 256
+"""The largest head dim, of K and V alike, for which keys are in one slice."""
 
 
 def padded(dim: int) -> int:
@@ -75,22 +75,22 @@ def padded(dim: int) -> int:
     return max(16, 1 << (dim - 1).bit_length())
 
 
-def key_pieces(head_dim: int, head_dim_v: int) -> tuple[int, ...]:
-    """Returns the padded sizes of the pieces in which a key is loaded and multiplied, along its head dim.
+def key_slices(head_dim: int, head_dim_v: int) -> tuple[int, ...]:
+    """Returns the padded sizes of the slices in which a key is loaded and multiplied, along its head dim.
 
-    All but the last are full. There is one piece, or two where that pads less: 192 is 128 and 64. Head dims that are
-    the same for K and V, up to 256, are one piece, as kernels were measured with them.
+    All but the last are full. There is one slice, or two where that pads less: 192 is 128 and 64. Head dims that are
+    the same for K and V, up to 256, are one slice, as kernels were measured with them.
     """
     whole = padded(head_dim)
     first, rest = whole // 2, padded(max(1, head_dim - whole // 2))
-    if first + rest >= whole or (head_dim == head_dim_v and head_dim <= MOST_IN_ONE_PIECE):
+    if first + rest >= whole or (head_dim == head_dim_v and head_dim <= MOST_IN_ONE_SLICE):
         return (whole,)
     return first, rest
 
 
-def value_is_piece(head_dim: int, head_dim_v: int) -> bool:
-    """Tells whether V, where it is the beginning of K, is its first piece, so that one load serves both."""
-    return min(key_pieces(head_dim, head_dim_v)[0], head_dim) == head_dim_v
+def value_is_slice(head_dim: int, head_dim_v: int) -> bool:
+    """Tells whether V, where it is the beginning of K, is its first slice, so that one load serves both."""
+    return min(key_slices(head_dim, head_dim_v)[0], head_dim) == head_dim_v
 
 
 def is_latent(shape: Shape) -> bool:
@@ -100,7 +100,7 @@ def is_latent(shape: Shape) -> bool:
 
 def loads_once(shape: Shape) -> bool:
     """Tells whether kernels for a shape load the elements that K and V share only once."""
-    return shape.shared_kv and value_is_piece(shape.head_dim, shape.head_dim_v)
+    return shape.shared_kv and value_is_slice(shape.head_dim, shape.head_dim_v)
 
 
 def reads_packed_fp8(rows: int, shape: Shape) -> bool:
@@ -122,7 +122,7 @@ def shared_bytes(rows: int, tokens: int, stages: int, shape: Shape, target: Targ
     It holds the query tile, `stages` tiles of keys and values, and where these are in 8 bits, one of them in the
     query's type. Latent keys have a tile of weights besides, and one stage less where products come from registers.
     """
-    of_key = sum(key_pieces(shape.head_dim, shape.head_dim_v))
+    of_key = sum(key_slices(shape.head_dim, shape.head_dim_v))
     query = rows * of_key * DTYPE_BYTES[shape.dtype]
     if is_latent(shape) and loads_once(shape) and shape.kv_dtype not in FP8:
         query += rows * tokens * DTYPE_BYTES[shape.dtype]
@@ -157,7 +157,7 @@ def tile_work(config: KernelConfig, shape: Shape) -> tuple[int, int]:
 
 def tile_operations(config: KernelConfig, shape: Shape) -> int:
     """Returns the floating-point operations of one tile, padding included."""
-    dims = sum(key_pieces(shape.head_dim, shape.head_dim_v)) + padded(shape.head_dim_v)
+    dims = sum(key_slices(shape.head_dim, shape.head_dim_v)) + padded(shape.head_dim_v)
     return 2 * config.rows * config.tokens * dims
 
 
