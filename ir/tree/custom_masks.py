@@ -35,26 +35,26 @@ from treegen.ir.arrays import (
 from treegen.ir.errors import CrossingError, TreeError
 from treegen.ir.tree.edits import Edited
 from treegen.ir.tree.page_tables import TreeParts, check_table, last_page, tree_parts
-from treegen.ir.tree.queries import QueryPieces, grafted
+from treegen.ir.tree.queries import Grafts, grafted
 
 # Most entries, at a time, of the table [sets, rows] that shows the smallest set around each set.
 MOST_ENTRIES = 1 << 22
 
 
 class _Seen(NamedTuple):
-    """The tokens that a request's rows see, as pieces: runs of tokens that the same rows see.
+    """The tokens that a request's rows see, as grafts: runs of tokens that the same rows see.
 
     Attributes:
         common: The tokens that all rows see.
         tokens: The other tokens that some row sees.
-        piece: The piece of each of `tokens`.
-        parent: `[pieces]`; the smallest piece around each piece, -1 for none. Parents come first.
-        smallest: `[rows]`; the smallest piece that each row sees, -1 for none.
+        graft: The graft of each of `tokens`.
+        parent: `[grafts]`; the smallest graft around each graft, -1 for none. Parents come first.
+        smallest: `[rows]`; the smallest graft that each row sees, -1 for none.
     """
 
     common: Longs
     tokens: Longs
-    piece: Longs
+    graft: Longs
     parent: Longs
     smallest: Longs
 
@@ -102,17 +102,17 @@ def from_custom_mask(
     base, _ = tree_parts(offsets(common)[:-1], common, frozen(slots[shared]), frozen(common > 0), 1)
     number = np.array([len(one.parent) for one in seen], np.int64)
     first = offsets(number)
-    piece = _joined([one.piece for one in seen], first)
-    order = np.argsort(piece, kind="stable")
+    graft = _joined([one.graft for one in seen], first)
+    order = np.argsort(graft, kind="stable")
     tokens = _joined([one.tokens for one in seen], indptr)[order]
     request = np.arange(len(seen))
-    pieces = QueryPieces(
+    grafts = Grafts(
         request.repeat(number),
         _joined([one.parent for one in seen], first),
-        np.bincount(piece, minlength=int(first[-1])),
+        np.bincount(graft, minlength=int(first[-1])),
         slots[tokens],
     )
-    return grafted(base, pieces, request.repeat(rows), _joined([one.smallest for one in seen], first))
+    return grafted(base, grafts, request.repeat(rows), _joined([one.smallest for one in seen], first))
 
 
 def requests_of(
@@ -214,7 +214,7 @@ def _masks(custom_mask: npt.ArrayLike, rows: Longs, tokens: Longs) -> Iterator[B
 
 
 def _seen(mask: Bools, request: int) -> _Seen:
-    """Returns the pieces of a request's mask. Raises CrossingError where no tree has it."""
+    """Returns the grafts of a request's mask. Raises CrossingError where no tree has it."""
     nothing = np.empty(0, np.int64)
     if not len(mask):
         return _Seen(nothing, nothing, nothing, nothing, nothing)

@@ -239,10 +239,10 @@ def split(parts: TreeParts, rows: Longs) -> TreeParts:
     end = np.append(first_stop, stop)
     kv = runs.of_ranges(np.append(np.arange(nodes), node), begin, end)
 
-    piece = np.searchsorted(cuts, key) - 1  # the last cut before the row's end
-    moved = (piece >= 0) & (node[piece] == row_node)
-    row_sees = np.where(moved, row_sees - start[piece], row_sees)
-    row_node = np.where(moved, number[piece], row_node)
+    part = np.searchsorted(cuts, key) - 1  # the last cut before the row's end
+    moved = (part >= 0) & (node[part] == row_node)
+    row_sees = np.where(moved, row_sees - start[part], row_sees)
+    row_node = np.where(moved, number[part], row_node)
     parent = np.append(np.where(parent >= 0, last[parent], -1), np.where(opens, node, number - 1))
     return TreeParts(frozen(parent), frozen(end - begin), frozen(row_node), frozen(row_sees), kv)
 

@@ -180,7 +180,7 @@ def _tree_of_filled(begin: Longs, pages: Longs, indices: Ints, last: Ints | Long
 def _nodes(pages: Longs, shared: Longs) -> tuple[Longs, Longs, Longs, Longs]:
     """Returns the nodes of sorted requests, in depth-first order.
 
-    A node is a piece of the pages that a request does not share with the one before it, cut where later requests branch
+    A node is a part of the pages that a request does not share with the one before it, cut where later requests branch
     off.
 
     Args:

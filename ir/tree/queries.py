@@ -35,14 +35,14 @@ if TYPE_CHECKING:
     from treegen.ir.tree import Tree
 
 
-class QueryPieces(NamedTuple):
+class Grafts(NamedTuple):
     """Runs of new tokens below the rows of a tree.
 
     Attributes:
-        row: The row of the tree that each piece belongs to.
-        parent: The piece that each piece extends; -1 where it extends the tokens that its row sees.
-        tokens: The tokens of each piece, at least one.
-        slots: The slots of all tokens, piece by piece.
+        row: The row of the tree that each graft belongs to.
+        parent: The graft that each graft extends; -1 where it extends the tokens that its row sees.
+        tokens: The tokens of each graft, at least one.
+        slots: The slots of all tokens, graft by graft.
     """
 
     row: Longs
@@ -73,8 +73,8 @@ def with_drafts(
         places = tree.kv.slots_at(node, sees - 1)
     else:
         places = _draft_slots(tree, slots, len(row))
-    pieces = QueryPieces(row, parent, np.ones(len(row), np.int64), places)
-    return grafted(base, pieces, row, np.arange(len(row)))
+    grafts = Grafts(row, parent, np.ones(len(row), np.int64), places)
+    return grafted(base, grafts, row, np.arange(len(row)))
 
 
 def with_causal_queries(tree: Tree, counts: int | IntsLike) -> Edited:
@@ -111,43 +111,43 @@ def _places(tree: Tree, node: npt.NDArray[Any], depth: Longs) -> tuple[Longs, Lo
     return node, depth - prefix[node]
 
 
-def grafted(base: TreeParts, pieces: QueryPieces, under: Longs, at: Longs) -> Edited:
-    """Returns the tree of new rows over a base tree and pieces below its rows, without nodes that no row uses.
+def grafted(base: TreeParts, grafts: Grafts, under: Longs, at: Longs) -> Edited:
+    """Returns the tree of new rows over a base tree and grafts below its rows, without nodes that no row uses.
 
-    Row i sees the tokens of row `under[i]` of the base and, where `at[i]` is not -1, piece `at[i]` and all pieces above
+    Row i sees the tokens of row `under[i]` of the base and, where `at[i]` is not -1, graft `at[i]` and all grafts above
     it.
 
         base           row 0 sees [ 0 .............. 99 ]
-        pieces         0: below row 0;  1: below 0;  2: below 0
+        grafts         0: below row 0;  1: below 0;  2: below 0
         new rows       under 0 0 0,  at 0 1 2
-        tree           [ 0 .. 99 ] ── piece 0 ─┬─ piece 1
-                                               └─ piece 2
+        tree           [ 0 .. 99 ] ── graft 0 ─┬─ graft 1
+                                               └─ graft 2
     """
-    roots = pieces.parent < 0
-    cut = split(base, np.unique(pieces.row[roots]))
+    roots = grafts.parent < 0
+    cut = split(base, np.unique(grafts.row[roots]))
     row_node, row_sees = cut.row_node.astype(np.int64), cut.row_sees.astype(np.int64)
     # A row that sees nothing of its node branches off above it: its visible tokens end with the parent.
     host = np.where(row_sees > 0, row_node, cut.parent[row_node])
 
-    children = np.bincount(pieces.parent[~roots], minlength=len(roots))
-    extends = ~roots & (children[pieces.parent] == 1)
-    first = np.where(extends, pieces.parent, np.arange(len(roots)))
-    before = np.where(extends, pieces.tokens[pieces.parent], 0)  # tokens of a piece's node before its own ones
+    children = np.bincount(grafts.parent[~roots], minlength=len(roots))
+    extends = ~roots & (children[grafts.parent] == 1)
+    first = np.where(extends, grafts.parent, np.arange(len(roots)))
+    before = np.where(extends, grafts.tokens[grafts.parent], 0)  # tokens of a graft's node before its own ones
     while (first != first[first]).any():
         before = before + before[first]
         first = first[first]
     heads = np.flatnonzero(~extends)
     node = (len(cut.parent) + np.cumsum(~extends) - 1)[first]
-    above = np.where(roots[heads], host[pieces.row[heads]], node[pieces.parent[heads]])
-    length = np.bincount(first, pieces.tokens, len(roots)).astype(np.int64)[heads]
+    above = np.where(roots[heads], host[grafts.row[heads]], node[grafts.parent[heads]])
+    length = np.bincount(first, grafts.tokens, len(roots)).astype(np.int64)[heads]
 
     order = np.lexsort((before, node))
-    tokens = pieces.tokens[order]
-    slots = pieces.slots[ragged_ranges(offsets(pieces.tokens)[:-1][order], tokens)]
+    tokens = grafts.tokens[order]
+    slots = grafts.slots[ragged_ranges(offsets(grafts.tokens)[:-1][order], tokens)]
     kv = cut.kv.extended(len(cut.parent) + len(heads), node[order].repeat(tokens), slots)
 
     new_node, new_sees, below = row_node[under], row_sees[under], np.flatnonzero(at >= 0)
-    new_node[below], new_sees[below] = node[at[below]], (before + pieces.tokens)[at[below]]
+    new_node[below], new_sees[below] = node[at[below]], (before + grafts.tokens)[at[below]]
     parent, length = np.append(cut.parent, above), np.append(cut.tokens, length)
     check_total(length)
     return without_unseen_nodes(TreeParts(frozen(parent), frozen(length), frozen(new_node), frozen(new_sees), kv))

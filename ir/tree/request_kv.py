@@ -1,4 +1,4 @@
-"""The places of tokens in a tree by request: each node is a piece of a request, and requests share pages."""
+"""The places of tokens in a tree by request: each node is a part of a request, and requests share pages."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Trees by request: each node is a piece of one request's tokens, and each request grows at its own end.
+"""Trees by request: each node is a part of one request's tokens, and each request grows at its own end.
 
-A request is cut where others branch off, and its last piece is its open tail:
+A request is cut where others branch off, and its last node is its open tail:
 
     request 0   [ 0 ........ 32 | 32 ... 48 | 48 ..>     nodes 0, 1, 2
     request 1                   |           [ 48 ..>     node 3, below node 1
@@ -136,10 +136,10 @@ def of_requests(
     np.not_equal(keys[1:], keys[:-1], out=new[1:])
     cuts = keys.compress(new)
     cut, tokens_of_cut = cuts >> half, cuts & number((1 << _HALF) - 1)
-    pieces = np.bincount(cut, minlength=requests) + one
-    request, begin = ramp(requests).repeat(pieces), offsets(pieces)
+    counts = np.bincount(cut, minlength=requests) + one
+    request, begin = ramp(requests).repeat(counts), offsets(counts)
     tail, begin = begin[1:] - one, begin[:-1]
-    # Before the piece that ends at a cut are those of all earlier cuts, and the tails of all earlier requests.
+    # Before the node that ends at a cut are those of all earlier cuts, and the tails of all earlier requests.
     ending = cut + ramp(len(cut))
     last = sharer if flat else _last_sharers(place, sharing, owners).take(sharer)
 
@@ -150,9 +150,9 @@ def of_requests(
     rank_own[:-1], rank_own[-1:] = rank_lo[1:], requests
     np.subtract(node, 1, out=parent)
     parent[begin] = -1
-    hung = ending.take(new.cumsum() - one)  # the piece that each sharer extends
+    hung = ending.take(new.cumsum() - one)  # the node that each sharer extends
     parent[begin.take(sharer)] = hung
-    # Of several sharers of a piece the last one, or its last descendant, is the last request below it.
+    # Of several sharers of a node the last one, or its last descendant, is the last request below it.
     np.add(rank_lo, 1, out=rank_hi)
     rank_hi[hung] = last + one
     first[begin], first[ending + one] = shared.take(order), tokens_of_cut
@@ -165,7 +165,7 @@ def of_requests(
     slot[:] = slots[:-1]
     row_node = tail.take(place)
     of_rows = stacked(row_node, tokens.take(row_node), order, seat, epoch, above, shared, length)
-    return _made(page_size, frozen(of_nodes), of_rows, slots.item(-1), largest(pieces) if flat else None)
+    return _made(page_size, frozen(of_nodes), of_rows, slots.item(-1), largest(counts) if flat else None)
 
 
 def _made(page_size: int, of_nodes: Ints, of_rows: Ints, tokens: int, levels: int | None) -> Made:

@@ -193,7 +193,7 @@ def write(tree: Tree) -> str | None:
     """Returns the level form if it gives exactly this tree, else the nested form; None if rows are not the default."""
     if not _has_default_rows(tree):
         return None
-    return _write_levels(tree) or "".join(_nested_pieces(tree))
+    return _write_levels(tree) or "".join(_nested_parts(tree))
 
 
 def beginning(tree: Tree, characters: int) -> str | None:
@@ -204,8 +204,8 @@ def beginning(tree: Tree, characters: int) -> str | None:
     if levels:
         return levels
     text = ""
-    for piece in _nested_pieces(tree):
-        text += piece
+    for part in _nested_parts(tree):
+        text += part
         if len(text) > characters:
             break
     return text
@@ -232,8 +232,8 @@ def _write_levels(tree: Tree) -> str | None:
     return ",".join(map(str, counts)) + "/" + ",".join(map(str, lengths))
 
 
-def _nested_pieces(tree: Tree) -> Iterator[str]:
-    """Yields the nested form piece by piece."""
+def _nested_parts(tree: Tree) -> Iterator[str]:
+    """Yields the nested form part by part."""
     families = Families(tree)
     pending: list[str | Run] = _listed(families.below(-1), "+")
     while pending:

@@ -181,12 +181,12 @@ def regions(most_tokens: Longs | Ints, items: Longs, room: ItemRoom) -> tuple[Lo
     """
     tokens, run_tokens = room.config.tokens, run_tokens_of(room.page_size)
     packed, size = tokens // run_tokens, (tokens.bit_length() - 1, run_tokens.bit_length() - 1)
-    pieces = np.empty((2, len(most_tokens)), np.int64)
-    np.right_shift(most_tokens, size[0], out=pieces[0])
+    counts = np.empty((2, len(most_tokens)), np.int64)
+    np.right_shift(most_tokens, size[0], out=counts[0])
     # A request may have fewer tokens by now than when this was planned.
-    np.right_shift(np.minimum(most_tokens, tokens - 1) + (run_tokens - 1), size[1], out=pieces[1])
+    np.right_shift(np.minimum(most_tokens, tokens - 1) + (run_tokens - 1), size[1], out=counts[1])
     ends = np.zeros((2, len(items) + 1), np.int64)
-    of_items = np.add.reduceat(pieces, items, axis=1)
+    of_items = np.add.reduceat(counts, items, axis=1)
     of_items[1] = (of_items[1] + (packed - 1)) & -packed
     np.add.accumulate(of_items, 1, out=ends[:, 1:])
     return ends[:, :-1], ends[:, -1].tolist()

@@ -1,20 +1,20 @@
 """Lowering by request where requests have several query rows: drafts to verify, or the chunk of a prompt.
 
-A request's rows are its last tokens. Each sees itself and the tokens before it. The piece of a request that ends with
+A request's rows are its last tokens. Each sees itself and the tokens before it. The node of a request that ends with
 these tokens is seen by its first row up to that row's own token, and by each later row up to one token more. With three
 rows:
 
-    piece    tokens 0 ................................... own        own + 1        own + 2
+    node     tokens 0 ................................... own        own + 1        own + 2
     entries  [ page .... page ) [ page ........ length - 2 )        [ length - 2 ]  [ length - 1 ]
 
 Kernels with a mask that hides all tokens behind a row (`Scoring.causal`) have one entry in place of the last three. It
 has all three rows.
 
-An entry begins at a page, and where the plan cuts the piece it also ends at a page. All other places count from the
+An entry begins at a page, and where the plan cuts the node it also ends at a page. All other places count from the
 request's present length, so that they stay right while the request grows.
 
 Among own tokens, a cut of the plan counts from the length if the first row's own token is not behind it. Items on both
-sides of a cut may have other first rows. Then all cuts among the request's own tokens count from its length (its piece
+sides of a cut may have other first rows. Then all cuts among the request's own tokens count from its length (its node
 is *split*), and each token behind such a cut has an entry of its own.
 """
 
@@ -56,7 +56,7 @@ def lower_queries(plan: Plan, problem: Problem, room: ItemRoom) -> RequestSchedu
     assert requests.queries is not None
     arranged = arrange(plan, problem, Frame((room.config,), 1))
     arranged = arranged._replace(runs=joined_runs(arranged.runs, tree, requests.queries if room.causal else None))
-    arranged, split = split_pieces(plan, arranged, tree, requests.queries)
+    arranged, split = split_nodes(plan, arranged, tree, requests.queries)
     entries, most_tokens, least = _entries(plan, arranged, tree, requests, room, split)
     (tile0, run0), (tile_room, run_room) = regions(most_tokens, arranged.runs.indptr[:-1], room)
     nothing = np.zeros(len(tile0), np.int64)
@@ -74,15 +74,15 @@ def lower_queries(plan: Plan, problem: Problem, room: ItemRoom) -> RequestSchedu
 class OwnTokens(NamedTuple):
     """Two columns, with a line for each run.
 
-    several: whether the run lies in the last piece of a request of several rows. token: the number, in that piece, of
-    the own token of the first row that sees the run. In split pieces, of the request's first row.
+    several: whether the run lies in the last node of a request of several rows. token: the number, in that node, of
+    the own token of the first row that sees the run. In split nodes, of the request's first row.
     """
 
     several: Bools
     token: Longs
 
     def begin_among(self, first: Ints | Longs) -> Bools:
-        """Says which runs begin among own tokens, and not at the piece's first token. first: their first tokens."""
+        """Says which runs begin among own tokens, and not at the node's first token. first: their first tokens."""
         among: Bools = self.several & (first > 0) & (first >= self.token)
         return among
 
@@ -93,7 +93,7 @@ class OwnTokens(NamedTuple):
 
 
 def several_rows(tree: Tree, queries: Ints) -> Bools:
-    """Says which nodes are the last pieces of requests of several rows. queries: query rows of each request."""
+    """Says which nodes are the last ones of requests of several rows. queries: query rows of each request."""
     several = np.zeros(len(tree.tokens), np.bool_)
     several[tree.row_node[offsets(queries)[:-1]]] = queries > 1
     return several
@@ -106,7 +106,7 @@ def joined_runs(runs: Runs, tree: Tree, queries: Ints | None = None) -> Runs:
         runs: The runs of all items.
         tree: A tree by request.
         queries: Query rows of each request, where the kernel's mask hides what is behind a row. All runs of the last
-            piece of a request with several rows are then joined, if they begin before the rows' own tokens. The first
+            node of a request with several rows are then joined, if they begin before the rows' own tokens. The first
             one has all rows of the item that see any of them. None where runs have to hide it.
     """
     start, length, lo, hi = runs.table.T
@@ -137,15 +137,15 @@ def own_tokens(plan: Plan, tree: Tree, queries: Ints, arranged: Arranged, node: 
     return OwnTokens(several[node], tree.row_sees[rows[row]].astype(np.int64) - 1)
 
 
-def split_pieces(plan: Plan, arranged: Arranged, tree: Tree, queries: Ints) -> tuple[Arranged, Bools]:
-    """Finds split pieces: on both sides of some cut, items have other first rows, and would not agree on its place.
+def split_nodes(plan: Plan, arranged: Arranged, tree: Tree, queries: Ints) -> tuple[Arranged, Bools]:
+    """Finds split nodes: on both sides of some cut, items have other first rows, and would not agree on its place.
 
     The groups on both sides of a cut have other rows where it lies among own tokens, or where other requests are in
     one of them. Then items that a group is cut into by rows begin with other rows as well.
 
     Returns:
-        The arrangement, with one run for each token of split pieces behind a cut among own tokens; and which nodes are
-        split pieces.
+        The arrangement, with one run for each token of split nodes behind a cut among own tokens; and which nodes are
+        split nodes.
     """
     split = np.zeros(len(tree.tokens), np.bool_)
     if not np.count_nonzero(arranged.items.begin):
@@ -165,17 +165,17 @@ def split_pieces(plan: Plan, arranged: Arranged, tree: Tree, queries: Ints) -> t
         return arranged, split
     split[tree.kv.start.searchsorted(cut[1:][unlike] - 1, "right") - 1] = True
     apart = split.take(node) & (first > 0) & (first >= _of_first_row(tree, queries).take(node))
-    pieces = np.where(apart, length, 1)
-    at = positions(offsets(pieces), pieces)
-    table = arranged.runs.table.repeat(pieces, 0)
+    counts = np.where(apart, length, 1)
+    at = positions(offsets(counts), counts)
+    table = arranged.runs.table.repeat(counts, 0)
     table[:, 0] += at
-    table[apart.repeat(pieces), 1] = 1
-    indptr = offsets(pieces)[arranged.runs.indptr]
+    table[apart.repeat(counts), 1] = 1
+    indptr = offsets(counts)[arranged.runs.indptr]
     return arranged._replace(runs=Runs.of_table(indptr, table)), split
 
 
 def _of_first_row(tree: Tree, queries: Ints) -> Longs:
-    """Returns, for the last pieces of requests, the number of the first row's own token."""
+    """Returns, for the last nodes of requests, the number of the first row's own token."""
     own = tree.tokens.astype(np.int64)
     own[tree.row_node[offsets(queries)[:-1]]] -= queries
     return own
@@ -210,7 +210,7 @@ def least_tokens(entries: Ints, own: OwnTokens, tokens: Ints, tree: Tree, reques
 def _entries(
     plan: Plan, arranged: Arranged, tree: Tree, requests: RequestKV, room: ItemRoom, split: Bools
 ) -> tuple[Ints, Longs, Longs]:
-    """Makes an entry of each run. split: see split_pieces.
+    """Makes an entry of each run. split: see split_nodes.
 
     Returns:
         The entries, the most tokens that each can have until the next plan, and for each request the least length for
