@@ -1,4 +1,4 @@
-"""Requests that come between plans: what it costs to walk them alone, and when a plan cannot wait."""
+"""Requests that come between plans: what it costs to serve them alone, and when a plan cannot wait."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def seated(kernel: BatchKernel) -> list[int]:
 
 
 def test_a_plan_waits_until_it_pays() -> None:
-    """Where layers are short a request is walked alone until that has cost as much as a plan."""
+    """Where layers are short a request is served alone until that has cost as much as a plan."""
     kernel, batch = kernel_for(8), LiveBatch(page_size=16)
     prompt = batch.add(2000)
     kernel.prepare(batch)
@@ -149,34 +149,34 @@ def test_what_late_plans_cost() -> None:
 
 def test_plans_of_beams_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     """They come to share less than could be shared, because beams that fork later do not share it."""
-    walked, plans = walked_and_plans_of_beams()
+    alone_sharing_less, plans = alone_and_plans_of_beams()
     with monkeypatch.context() as patch:
         patch.setattr(SteadySharing, "allowance", lambda *_: 0.0)  # plans share all that they can
-        walked_sharing_all, plans_sharing_all = walked_and_plans_of_beams()
-    assert walked < 0.65 * walked_sharing_all
+        alone_sharing_all, plans_sharing_all = alone_and_plans_of_beams()
+    assert alone_sharing_less < 0.65 * alone_sharing_all
     assert plans < 0.8 * plans_sharing_all
 
 
-def walked_and_plans_of_beams() -> tuple[int, int]:
-    """Counts requests that are walked alone, and plans, in 160 steps of 32 beams over one prompt."""
+def alone_and_plans_of_beams() -> tuple[int, int]:
+    """Counts requests that are served alone, and plans, in 160 steps of 32 beams over one prompt."""
     source, kernel, batch = random.Random(1), kernel_for(32), LiveBatch(page_size=16)
     first = batch.add(4608)
     for _ in range(31):
         batch.add(4608, first, 4096)
     kernel.prepare(batch)
     kernel.refresh(batch)
-    walked, plans = [], []
+    counts, plans = [], []
     for _ in range(200):
         batch.grow()
         for _ in range(source.randrange(6)):
             batch.finish(source.choice(batch.seats.tolist()))
             batch.fork(source.choice(batch.seats.tolist()))
         kernel.prepare(batch)
-        walked.append(len(alone(kernel, batch)))
+        counts.append(len(alone(kernel, batch)))
         plans.append(kernel.refresh(batch))
     assert kernel.planned is not None
     assert kernel.planned.problem.tree.unique_tokens < sum(batch.tokens.tolist()) / 4  # the prompt is still shared
-    return sum(walked[40:]), sum(plans[40:])
+    return sum(counts[40:]), sum(plans[40:])
 
 
 @pytest.mark.parametrize("window_left", [-1, 63])

@@ -1,4 +1,4 @@
-"""Requests that come and go between plans: whom the plan serves, and who is walked alone."""
+"""Requests that come and go between plans: whom the plan serves, and who is served alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from treegen.runtime.batch_kernel import BatchKernel
 from treegen.strategies import Strategy, cohort, query
 
 
-def test_requests_of_other_query_rows_are_walked_alone() -> None:
+def test_requests_of_other_query_rows_are_served_alone() -> None:
     """A chunk cannot wait for a plan; a row more or less can."""
     kernel, batch = kernel_for(32, max_rows=1024), LiveBatch(page_size=16)
     for _ in range(20):
@@ -124,9 +124,9 @@ def test_an_owner_that_went() -> None:
     assert kernel.planned is not None
     made = kernel.planned.schedule
     batch.finish(owner)
-    assert PlannedRequests(made).walked_alone(batch).nonzero()[0].tolist() == [heir, other]
+    assert PlannedRequests(made).served_alone(batch).nonzero()[0].tolist() == [heir, other]
     assert batch.add(70) == owner
-    assert PlannedRequests(made).walked_alone(batch).nonzero()[0].tolist() == [heir, other]
+    assert PlannedRequests(made).served_alone(batch).nonzero()[0].tolist() == [heir, other]
     kernel.update(batch)
     batch.moved([apart, heir])
     assert alone(kernel, batch) == [other]  # it shares with the heir by the plan, and these two with nobody
@@ -144,12 +144,12 @@ def test_whoever_shares_with_an_owner_that_goes_later_is_alone() -> None:
     assert planned.served(batch).others.tolist() == [sharing]
     batch.finish(owner)
     assert batch.add(100) == owner
-    assert planned.walked_alone(batch).nonzero()[0].tolist() == [sharing]
+    assert planned.served_alone(batch).nonzero()[0].tolist() == [sharing]
     assert sharing not in planned.served(batch).others
     batch.finish(sharing)
     assert batch.add(0) == sharing
     batch.set_tokens(sharing, 9000)  # it had no tokens when it was looked at
-    assert planned.walked_alone(batch).nonzero()[0].tolist() == [sharing]
+    assert planned.served_alone(batch).nonzero()[0].tolist() == [sharing]
 
 
 @pytest.mark.parametrize("window_left", [-1, 127])
@@ -170,7 +170,7 @@ def test_a_plan_that_reads_requests_alone_claims_nothing(window_left: int, strat
 
 
 @given(st.data())
-def test_who_is_walked_alone(data: st.DataObject) -> None:
+def test_who_is_served_alone(data: st.DataObject) -> None:
     """Whoever does not fit what the plan assumes of the seat: its pages, by a list of them, and its length."""
     kernel, batch = kernel_for(12, 256), LiveBatch(page_size=16)
     pages: dict[int, list[int]] = {}
@@ -206,7 +206,7 @@ def test_who_is_walked_alone(data: st.DataObject) -> None:
     before = dict(enumerate(batch.epoch.tolist()))
     events(6)
     served = PlannedRequests(made).served(batch)
-    assert PlannedRequests(made).walked_alone(batch).tolist() == ((batch.row >= 0) & ~served.planned).tolist()
+    assert PlannedRequests(made).served_alone(batch).tolist() == ((batch.row >= 0) & ~served.planned).tolist()
     fits = {seat for seat in batch.seats.tolist() if seat < len(made.epoch) and made.epoch[seat] != NO_EPOCH
             and (batch.epoch[seat] == before[seat] or batch.tokens[seat] <= made.most[seat])}  # fmt: skip
     for seat in batch.seats.tolist():

@@ -323,7 +323,7 @@ def test_chunks_by_default() -> None:
 
 
 def test_memory_for_all_chunks() -> None:
-    """Each chunk of each request may be walked alone, beside the slots of those that are walked together."""
+    """Each chunk of each request may be served alone, beside the slots of those that are read together."""
     room = made(SHARING, 0, "torch")[1].form.room
     assert room.lone_partials >= 6 * 5
     assert room.slots == 30

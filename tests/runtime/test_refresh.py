@@ -94,7 +94,7 @@ def test_a_strategy_that_is_given_takes_fewer_calls() -> None:
 
 
 def test_the_plan_is_that_of_the_batch_when_it_was_begun() -> None:
-    """What came since is walked alone, and a later plan takes it."""
+    """What came since is served alone, and a later plan takes it."""
     kernel = kernel_for()
     batch = planned_batch(kernel)
     batch.grow(700)

@@ -50,7 +50,7 @@ def late_plan(kernel: BatchKernel, shared: Ints | None = None) -> LatePlan:
 
 
 def alone(kernel: BatchKernel, batch: LiveBatch) -> list[int]:
-    """The seats that are walked alone with the kernel's plan."""
+    """The seats that are served alone with the kernel's plan."""
     assert kernel.planned is not None
-    seats: list[int] = PlannedRequests(kernel.planned.schedule).walked_alone(batch).nonzero()[0].tolist()
+    seats: list[int] = PlannedRequests(kernel.planned.schedule).served_alone(batch).nonzero()[0].tolist()
     return seats

@@ -100,22 +100,22 @@ def settle_chunks(
     partial0 = lone_partial0 + program * LONE_ROWS
     tl.store(merge_partials + wanted, tl.where(slot >= 0, slot, partial0 + r), mask=there)
 
-    walked = there & (slot < 0)
+    alone = there & (slot < 0)
     row_count = tl.max(tl.where(there, r + 1, 0), 0)  # with rows left out, so that no item before the last has none
     item = items + program * 8
     tl.store(item + 1, row_count)
     if row_count > 0:
         UNIT: tl.constexpr = max(N, P)
-        row = row_of(seats, seat_r, walked, batch_rows)
-        length = tl.load(seq_lens + row, mask=walked, other=0)
-        begin, _ = entries_of(table_rows, indptr, row, walked, table_stride, width, NAMED, RAGGED)
+        row = row_of(seats, seat_r, alone, batch_rows)
+        length = tl.load(seq_lens + row, mask=alone, other=0)
+        begin, _ = entries_of(table_rows, indptr, row, alone, table_stride, width, NAMED, RAGGED)
         first = number_r * chunk
         end = tl.minimum(first + chunk, length)
         if WINDOWED:  # by whole tiles and pages, so that tokens stay in their tiles
             first = tl.maximum(first, tl.maximum(length - 1 - window_left, 0) // UNIT * UNIT)
         row0 = num_rows + program * LONE_ROWS
         write_lone_item(
-            table, item, rows, tiles, packed_runs, program, row0, partial0, tl.where(walked, row, -1), r >= 0,
+            table, item, rows, tiles, packed_runs, program, row0, partial0, tl.where(alone, row, -1), r >= 0,
             begin, first, tl.maximum(end - first, 0), num_pages, room_tiles, lone_tiles, room_runs, lone_runs,
             N, P, B, S, TILE_WIDTH, RUN_WIDTH, POSITIONS, LONE_ROWS, T, True,
         )  # fmt: skip

@@ -78,7 +78,7 @@ class RequestProgram:
         self.load(None, NO_REQUESTS)
 
     def load(self, made: RequestSchedule | None, requests: Ints) -> None:
-        """Takes a plan for the next steps, and the running requests as `seat` does. With None each is walked alone."""
+        """Takes a plan for the next steps, and the running requests as `seat` does. With None each is served alone."""
         head, room = staging_for(self._head, self._device), self.form.room
         words: Ints = head.numpy()
         self._places.write(made or no_plan(room), room, words)

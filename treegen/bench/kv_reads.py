@@ -160,7 +160,7 @@ class _NotedKernel:
                 continue
             if plan is not known:
                 known, groups, requests = plan, _Groups.of(plan), PlannedRequests(plan)
-            served = ~requests.walked_alone(batch) & (tokens > 0)
+            served = ~requests.served_alone(batch) & (tokens > 0)
             both = min(len(served), len(plan.most))
             served[:both] &= tokens[:both] <= plan.most[:both]
             read += int(own[~served].sum()) + groups.tokens(served, tokens, begin)

@@ -19,7 +19,7 @@ from treegen.ir.tree import Tree
 class LateCost(NamedTuple):
     """Microseconds per layer. late_us: those that a late plan adds. layer_us: those that the layer takes at least.
 
-    alone: whether requests are walked alone.
+    alone: whether requests are served alone.
     """
 
     late_us: float

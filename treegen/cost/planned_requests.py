@@ -15,7 +15,7 @@ from treegen.ir.seat_sharing import begin_alike, share
 _LOOKED_AT = 64
 """The most new requests in others' seats that are looked at; with more of them a new plan is due."""
 ALONE_US = 4.0
-"""Microseconds that a layer takes longer while a request is walked alone.
+"""Microseconds that a layer takes longer while a request is served alone.
 
 On an H200 one of 500 to 40,000 tokens adds 0 to 5 us to layers of 24 to 89 us (8:1 heads). With 1, steps of 128
 requests of a recorded server take 1.03 times as long, because plans are in use for longer.
@@ -28,7 +28,7 @@ class PlannedRequests:
 
     It serves a request that it was made for. It also serves another one that took its seat, if that has the same number
     of query rows and is not so much longer that it is faster alone. Both must share with other seats what the plan
-    assumes. The rest are walked alone.
+    assumes. The rest are served alone.
 
     made: the plan's schedule. epochs: by seat, those that the plan was made for; NO_EPOCH where it knows no request.
     with_queries: whether requests may have several query rows.
@@ -78,7 +78,7 @@ class PlannedRequests:
         """Tells which requests of a later batch the plan serves."""
         return Served(self, batch)
 
-    def walked_alone(self, batch: LiveBatch) -> Bools:
+    def served_alone(self, batch: LiveBatch) -> Bools:
         """Tells for each seat of a later batch whether its request is served alone."""
         alone: Bools = (batch.row >= 0) & ~self.served(batch).planned
         return alone

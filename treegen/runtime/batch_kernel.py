@@ -47,7 +47,7 @@ class BatchKernel(ExplainedKernel):
         out = kernel(q, k_cache, v_cache)     # once per layer
         kernel.refresh(batch)                 # while the device works: plans, if that pays
 
-    A plan claims that requests share pages. Each `step` checks these claims against the page table. A request is walked
+    A plan claims that requests share pages. Each `step` checks these claims against the page table. A request is served
     alone, through its own row of the page table, if one of its claims fails or the plan does not know it. Its results
     are right in the same step; it only takes longer, until the next `update`. Growth needs no host work.
 
@@ -132,8 +132,8 @@ class BatchKernel(ExplainedKernel):
         """Takes the running requests before a step, and plans only if the step cannot wait for `refresh`.
 
         Does nothing while requests only grow. Does what `seat` does where requests came, ended or moved: those
-        that the plan does not know are walked alone until `refresh` plans. Plans as `update` does where there is no
-        plan for this batch, or where walking requests alone would cost the layers of the step more time than a plan.
+        that the plan does not know are served alone until `refresh` plans. Plans as `update` does where there is no
+        plan for this batch, or where serving requests alone would cost the layers of the step more time than a plan.
 
         Args:
             batch: The running requests.
@@ -183,7 +183,7 @@ class BatchKernel(ExplainedKernel):
     def seat(self, batch: LiveBatch) -> None:
         """Takes the running requests and their rows, without a new plan.
 
-        Requests that came, moved or were forked since the last `update` are walked alone. Those in seats that the plan
+        Requests that came, moved or were forked since the last `update` are served alone. Those in seats that the plan
         knows are served by it, if they are not much longer than planned and share what the plan assumes of the seat.
         Others take over what it reads from ended requests. Takes some microseconds, and a copy that nobody waits for.
 
@@ -279,7 +279,7 @@ class BatchKernel(ExplainedKernel):
 
         - steps: calls of `step`, and replays of graphs that captured one.
         - planned, new, refuted, outgrown, invalid: requests, summed over all steps. The plan served the planned ones.
-          The others were walked alone: the plan did not know the new ones, a claim about the pages of the refuted ones
+          The others were served alone: the plan did not know the new ones, a claim about the pages of the refuted ones
           failed or they were too short, and the outgrown ones had more tokens than the plan has room for. The invalid
           ones had an impossible length, page id or number of query rows.
         - plans: calls of `update`, also those by `prepare` and `refresh`. plan_age: steps since the last one.

@@ -192,7 +192,7 @@ def chunk_room_of(
 ) -> RequestRoom:
     """Sizes tables as room_of does, for batch-invariant mode with chunks of `chunk` tokens.
 
-    Lone items have room for all chunks of each request, because any of them may be walked alone.
+    Lone items have room for all chunks of each request, because any of them may be served alone.
     """
     lanes, per_tile = lanes_of(config, shape), rows_per_tile(config.rows, shape.group)
     filling = math.ceil(_WAVES * held / lanes)

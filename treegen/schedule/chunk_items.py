@@ -38,7 +38,7 @@ class _SharedItems(NamedTuple):
 def lower_chunks(plan: Plan, problem: Problem, config: KernelConfig, room: RequestRoom) -> RequestSchedule:
     """Makes the schedule of a plan of treegen.strategies.chunk_paths, with work items for its groups of several rows.
 
-    Where there is no room for all items, those of the fewest rows are left out. Their rows walk the chunk alone.
+    Where there is no room for all items, those of the fewest rows are left out. Their chunks are served alone.
     """
     tree, requests, page_size = problem.tree, problem.tree.requests, problem.shape.page_size
     assert requests is not None

@@ -140,7 +140,7 @@ def _planned_work(made: RequestSchedule, states: Ints, requests: RunningRequests
 
 
 def _lone_work(states: Ints, requests: RunningRequests, window_left: int) -> Iterator[_RowWork]:
-    """Lists the items of rows whose requests are walked alone."""
+    """Lists the items of rows whose requests are served alone."""
     for seat in np.flatnonzero(states >= NEW).tolist():
         row = int(requests.seats[0, seat])
         for query, place in enumerate(requests.query_rows(row)):
