@@ -221,11 +221,11 @@ def test_costs_and_keys_know_the_types() -> None:
 
 
 def test_kernels_without_fp8_and_scales_have_nothing_of_them() -> None:
-    tile = kernel_config(Shape(4, 2, 16, dtype="fp16"), target_of(90), 1)
-    plain = emit_partial(kernel_key(tile, Shape(4, 2, 16, dtype="fp16"))).text
+    config = kernel_config(Shape(4, 2, 16, dtype="fp16"), target_of(90), 1)
+    plain = emit_partial(kernel_key(config, Shape(4, 2, 16, dtype="fp16"))).text
     for word in ("scaled  ", "emulate_e4m3", "k_scales", "from_bits", ".to(q_tile.dtype)"):
         assert word not in plain
-    scaled = emit_partial(kernel_key(tile, Shape(4, 2, 16, dtype="fp16"), options=KernelOptions(scaled=True))).text
+    scaled = emit_partial(kernel_key(config, Shape(4, 2, 16, dtype="fp16"), options=KernelOptions(scaled=True))).text
     assert "k_scales, v_scales," in scaled
     assert "scaled  " in scaled
 

@@ -89,9 +89,9 @@ def test_kernels_of_every_strategy(strategy: str) -> None:
 
 
 def test_one_load_serves_keys_and_values_where_they_are_the_same() -> None:
-    tile = kernel_config(MLA, target_of(90), 64)
+    config = kernel_config(MLA, target_of(90), 64)
     options = [KernelOptions(shared_kv=shared) for shared in (True, False)]
-    once, twice = (emit_partial(kernel_key(tile, MLA, options=each)).text for each in options)
+    once, twice = (emit_partial(kernel_key(config, MLA, options=each)).text for each in options)
     assert "v_tile = tl.load" not in once
     assert once.count("v_tile = k_tile") == 2
     assert twice.count("v_tile = tl.load") == 2
@@ -200,9 +200,9 @@ def test_tiles_fit(target: str) -> None:
                 with pytest.raises(ShapeError, match="shared memory of a100"):
                     kernel_config(shape, chosen, rows)
                 continue
-            tile = kernel_config(shape, chosen, rows)
-            assert shared_bytes(tile.rows, tile.tokens, tile.num_stages, shape, chosen) <= chosen.shared_bytes
-            assert tile.rows * 512 * 4 <= 128 * 4 * 32 * tile.num_warps  # half of the registers for results
+            config = kernel_config(shape, chosen, rows)
+            assert shared_bytes(config.rows, config.tokens, config.num_stages, shape, chosen) <= chosen.shared_bytes
+            assert config.rows * 512 * 4 <= 128 * 4 * 32 * config.num_warps  # half of the registers for results
 
 
 LARGE_MERGING, LARGE_ONE_LOOP = {"large": True, "epilogue_merge": True}, {"large": True, "has_full_tiles": False}

@@ -65,11 +65,11 @@ def visible(server: Server, row: int, length: int, window: int) -> tuple[set[int
 
 def check(kernel: BatchKernel, server: Server, case: Case, lengths: dict[int, int], *, positions: bool) -> Step:
     """Compares a step with what the page table says, and with NumPy."""
-    program, tile, window = kernel.program, kernel.form.config, case.window
+    program, config, window = kernel.program, kernel.form.config, case.window
     assert isinstance(program, RequestProgram)
     assert kernel.planned is not None
     requests = running(kernel, server)
-    step = step_of(program, tile, server.page_size, positions=positions)
+    step = step_of(program, config, server.page_size, positions=positions)
     assert step.states == states_of(kernel.planned.schedule, requests).tolist()
 
     written, queries = step.written(), server.seen(lengths)
@@ -101,7 +101,7 @@ def check(kernel: BatchKernel, server: Server, case: Case, lengths: dict[int, in
             assert {token for tokens, seat in seen_by if seat == other for token in tokens} <= rest
 
     # NumPy's schedule gives each row the same tokens, but for those before its window.
-    schedule, _ = expanded(kernel.planned.schedule, tile, requests, window, positions=positions)
+    schedule, _ = expanded(kernel.planned.schedule, config, requests, window, positions=positions)
     parts: dict[int, list[int]] = {}
     finals: dict[int, list[int]] = {}
     for row0, _, _, _, run0, packed_runs, slot, _ in schedule.items.tolist():

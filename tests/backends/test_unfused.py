@@ -183,7 +183,8 @@ def test_a_merge_alone_is_emitted_for_rows_that_see_nothing() -> None:
 
 def test_a_dense_class_says_what_it_is() -> None:
     shape = Shape(4, 2, 16, dtype="fp32")
-    (tile,) = lower(strategies.medusa().plan(Problem(TREE, shape, H200)), Problem(TREE, shape, H200)).configs
-    assert (tile.rows, tile.mask, tile.fused, tile.num_warps, tile.num_stages) == (4 * 2, "dense", False, 0, 0)
-    assert str(tile) == "8 head rows, unfused"
-    assert dataclasses.replace(tile, mask="bits").fused
+    (config,) = lower(strategies.medusa().plan(Problem(TREE, shape, H200)), Problem(TREE, shape, H200)).configs
+    assert (config.rows, config.mask, config.fused) == (4 * 2, "dense", False)
+    assert (config.num_warps, config.num_stages) == (0, 0)
+    assert str(config) == "8 head rows, unfused"
+    assert dataclasses.replace(config, mask="bits").fused

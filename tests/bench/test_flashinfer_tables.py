@@ -118,7 +118,7 @@ def test_partial_page_inside_a_path_is_for_levels_only() -> None:
     assert leaves.table.last_page_len.tolist() == [5, 1]
 
 
-def test_pieces_of_levels() -> None:
+def test_parts_of_levels() -> None:
     """Single children join their parent; rows in a node cut it; rows that are done have empty requests."""
     tree = Tree.from_parents([-1, 0, 1, 1], [4, 2, 3, 5], rows=[(2, 3), (3, 5), (3, 1), (1, 2)])
     tables = level_tables(tree)

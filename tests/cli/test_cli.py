@@ -129,7 +129,7 @@ def test_explain_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> N
 def test_emit(capsys: pytest.CaptureFixture[str], tmp_path: Path, page_size: int) -> None:
     shape = Shape(32, 8, 64, page_size=page_size)
     schedule = explain(Tree.parse(FEW_SHOT), ["deft-node"], shape).entries[0].schedule
-    expected = [emit_partial(kernel_key(tile, shape, page_size)) for tile in in_single_loop(schedule).configs]
+    expected = [emit_partial(kernel_key(config, shape, page_size)) for config in in_single_loop(schedule).configs]
     expected.append(emit_merge(merge_key_of(schedule, shape, 0)))
     options = ["--strategy", "deft-node", "--head-dim", "64", "--page-size", str(page_size)]
     printed = run(capsys, "emit", FEW_SHOT, *options)

@@ -35,9 +35,9 @@ def partial_key(
     """The key that `treegen.compile` would use on this architecture."""
     shape = Shape(*HEADS[group], head_dim, dtype=dtype)
     rows = 64 if large else 1
-    tile = kernel_config(shape, targets()[TARGETS[architecture]], rows)
+    config = kernel_config(shape, targets()[TARGETS[architecture]], rows)
     block = WORK_LIST_RUN_TOKENS if dealt and block > 1 else block
-    chosen = replace(tile, mask=mask, run_tokens=min(block, tile.tokens), work_list=dealt, epilogue_merge=merging)
+    chosen = replace(config, mask=mask, run_tokens=min(block, config.tokens), work_list=dealt, epilogue_merge=merging)
     return kernel_key(chosen, shape, page_size)
 
 
@@ -157,7 +157,7 @@ def test_kernels_that_record_compile_for_every_architecture() -> None:
 def test_the_kernels_of_batch_invariant_plans_compile_for_every_architecture(block: int) -> None:
     shape = Shape(32, 8, 128, dtype="bf16")
     tiles = {arch: invariant_config(shape, targets()[TARGETS[arch]], block) for arch in ARCHITECTURES}
-    check([(arch, kernel_key(tile, shape)) for arch, tile in tiles.items()])
+    check([(arch, kernel_key(config, shape)) for arch, config in tiles.items()])
     check([(arch, invariant_merge_key(shape)) for arch in ARCHITECTURES[: 3 if block == 1 else 0]])
 
 

@@ -57,8 +57,8 @@ def attention_key(
         scoring=None if scoring is None else scoring.code,
         emulate_e4m3=emulates_e4m3(shape, architecture),
     )
-    tile = batch_config(shape, target_of(architecture), window)
-    return kernel_key(tile, shape, page_size if layout == "HND" else 1, options)
+    config = batch_config(shape, target_of(architecture), window)
+    return kernel_key(config, shape, page_size if layout == "HND" else 1, options)
 
 
 def compile_steps(job: StepJob) -> list[Resources]:
@@ -70,18 +70,18 @@ def compile_steps(job: StepJob) -> list[Resources]:
     architecture, page_size, window, form = job
     shape = Shape(32, 8, 128, dtype="bf16", page_size=page_size)
     target, scoring = target_of(architecture), windowed(window)
-    tile = batch_config(shape, target, window)
+    config = batch_config(shape, target, window)
     most = 8 * ROWS if form == "queries" else None
-    room = room_of(shape, tile, ROWS, TOKENS, 2 * target.sms, most, positions=scoring is not None)
+    room = room_of(shape, config, ROWS, TOKENS, 2 * target.sms, most, positions=scoring is not None)
     if form == "chunks":
-        room = chunk_room_of(shape, tile, ROWS, TOKENS, 512, 2 * target.sms, positions=scoring is not None)
+        room = chunk_room_of(shape, config, ROWS, TOKENS, 512, 2 * target.sms, positions=scoring is not None)
     width, ints = TOKENS // page_size, torch.int32
     table = torch.zeros(ROWS * width if form == "ragged" else (ROWS, width), dtype=ints)
     named = torch.zeros(ROWS, dtype=ints) if form == "named" else None
     indptr = torch.zeros(ROWS + 1, dtype=ints) if form == "ragged" else None
     queries = torch.zeros(ROWS + 1, dtype=ints) if form == "queries" else None
     pages = PageTable(table, torch.zeros(ROWS, dtype=ints), 100, named, indptr, queries)
-    made_for = BatchForm(tile, room, shape, pages, TOKENS, None, scoring)
+    made_for = BatchForm(config, room, shape, pages, TOKENS, None, scoring)
     tables, seats = RequestProgram(made_for).tables, torch.zeros(2, ROWS, dtype=ints)
     found = []
     for launch in step_launches(made_for, tables, seats, architecture):

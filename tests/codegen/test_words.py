@@ -91,11 +91,11 @@ def test_what_is_read_in_words() -> None:
     }  # fmt: skip
     assert {shape: reads_packed_fp8(16, shape) for shape in wanted} == wanted
     assert [reads_packed_fp8(rows, SHAPE) for rows in (16, 32, 64)] == [True, True, False]
-    tile = kernel_config(SHAPE, target_of(90), 1)
-    assert kernel_key(tile, SHAPE).packed_fp8
-    by_element = kernel_key(tile, SHAPE, options=KernelOptions(packed_fp8=False))
+    config = kernel_config(SHAPE, target_of(90), 1)
+    assert kernel_key(config, SHAPE).packed_fp8
+    by_element = kernel_key(config, SHAPE, options=KernelOptions(packed_fp8=False))
     assert not by_element.packed_fp8
-    assert not kernel_key(tile, SHAPE, options=KernelOptions(shared_kv=True)).packed_fp8
+    assert not kernel_key(config, SHAPE, options=KernelOptions(shared_kv=True)).packed_fp8
     assert "planes" not in emit_partial(by_element).text
 
 

@@ -151,21 +151,22 @@ def test_counts_by_loops(tree: Tree, strategy: str, heads: tuple[int, int]) -> N
     plan = strategy_from(strategy).plan(Problem(tree, shape, H200))
     schedule = lower(plan, Problem(tree, shape, H200))
     found = account(plan, schedule, Problem(tree, shape, H200))
-    if not all(tile.fused for tile in schedule.configs):
+    if not all(config.fused for config in schedule.configs):
         assert strategy == "medusa"
         return
     loaded = blocks = flops = runs = rows = 0
-    for number, tile in enumerate(schedule.configs):
-        head_tiles = -(-shape.group // tile.rows)
+    for number, config in enumerate(schedule.configs):
+        head_tiles = -(-shape.group // config.rows)
         for index in range(schedule.config_indptr[number], schedule.config_indptr[number + 1]):
             item = schedule.work_items[index]
             walked = schedule.tiles[item.tile0 : item.tile0 + item.tiles].tolist()
-            walked += schedule.packed_runs[item.run0 :][: item.packed_tiles * tile.tokens // tile.run_tokens].tolist()
+            packed = item.packed_tiles * config.runs_per_tile
+            walked += schedule.packed_runs[item.run0 : item.run0 + packed].tolist()
             loaded += head_tiles * sum(length for _, length, _, _ in walked)
-            runs += (tile.mask != "none") * sum(length > 0 for _, length, _, _ in walked)
+            runs += (config.mask != "none") * sum(length > 0 for _, length, _, _ in walked)
             blocks += head_tiles * shape.num_kv_heads
-            tokens = (item.tiles + item.packed_tiles) * tile.tokens
-            flops += head_tiles * shape.num_kv_heads * tile.rows * tokens * 2 * 128
+            tokens = (item.tiles + item.packed_tiles) * config.tokens
+            flops += head_tiles * shape.num_kv_heads * config.rows * tokens * 2 * 128
             rows += item.rows
     assert found.kv_unique_bytes + found.kv_l2_bytes == loaded * shape.kv_token_bytes
     if plan.mask == "interval":

@@ -111,9 +111,9 @@ def profiled(tree: Tree, name: str, target: Target = H200) -> tuple[float, np.nd
     """Profiled time of a strategy's only launch of items, the costs of its items, and its counts."""
     plan = strategy_from(name).plan(Problem(tree, SHAPE, target))
     schedule = lower(plan, Problem(tree, SHAPE, target))
-    (tile,) = schedule.configs
+    (config,) = schedule.configs
     items = item_launches(plan, schedule, Problem(tree, SHAPE, target))
-    costs = task_costs(SHAPE, target)(task_rows(schedule.column("rows"), tile, SHAPE), item_tokens(schedule))
+    costs = task_costs(SHAPE, target)(task_rows(schedule.column("rows"), config, SHAPE), item_tokens(schedule))
     (time,) = launches_us(schedule, items, SHAPE, target)
     return float(time), costs, items
 
@@ -144,9 +144,9 @@ def test_a_profiled_launch_takes_its_longest_list() -> None:
     tree = Tree.parse("9000(500*7)")
     plan = strategy_from("flashforge").plan(Problem(tree, SHAPE, H200))
     schedule = lower(plan, Problem(tree, SHAPE, H200))
-    (tile,) = schedule.configs
-    assert tile.work_list
-    costs = task_costs(SHAPE, H200)(task_rows(schedule.column("rows"), tile, SHAPE), item_tokens(schedule))
+    (config,) = schedule.configs
+    assert config.work_list
+    costs = task_costs(SHAPE, H200)(task_rows(schedule.column("rows"), config, SHAPE), item_tokens(schedule))
     lanes = 8
     bounds = zip(schedule.work_indptr[:-1], schedule.work_indptr[1:], strict=True)
     longest = max(float(costs[schedule.work[begin:end] // lanes].sum()) for begin, end in bounds)
@@ -170,11 +170,11 @@ def test_tasks_without_a_grid_come_from_the_analytic_model() -> None:
     assert (np.diff(costs) > 0).all()
     plan = strategy_from("query").plan(Problem(Tree.parse("1024*528"), SHAPE, target))
     schedule = lower(plan, Problem(Tree.parse("1024*528"), SHAPE, target))
-    (tile,) = schedule.configs
+    (config,) = schedule.configs
     items = item_launches(plan, schedule, Problem(Tree.parse("1024*528"), SHAPE, target))
     throughput = float(terms_of(items, target)["throughput"][0])
     single = float(task_costs(SHAPE, target)(4, 1024))
-    share = single / (resident_blocks(tile, SHAPE, target) * target.sms)
+    share = single / (resident_blocks(config, SHAPE, target) * target.sms)
     assert share * 528 * 8 == pytest.approx(throughput, rel=0.01)
 
 

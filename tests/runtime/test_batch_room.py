@@ -26,8 +26,8 @@ H200 = target_from("h200")
 def test_caches_in_8_bits_have_a_small_tile_where_heads_fit(
     heads: tuple[int, int], kv_dtype: str, expected: tuple[int, int, int]
 ) -> None:
-    tile = batch_config(Shape(*heads, 128, dtype="bf16", kv_dtype=kv_dtype, page_size=16), H200)
-    assert (tile.rows, tile.tokens, tile.num_warps) == expected
+    config = batch_config(Shape(*heads, 128, dtype="bf16", kv_dtype=kv_dtype, page_size=16), H200)
+    assert (config.rows, config.tokens, config.num_warps) == expected
 
 
 @pytest.mark.parametrize(
@@ -46,8 +46,8 @@ def test_caches_in_8_bits_have_a_small_tile_where_heads_fit(
 def test_short_windows_have_tiles_of_their_own(
     heads: tuple[int, int], head_dim: int, window_left: int, expected: tuple[int, ...]
 ) -> None:
-    tile = batch_config(Shape(*heads, head_dim, dtype="bf16", page_size=16), H200, window_left)
-    assert (tile.rows, tile.tokens, tile.num_warps, tile.num_stages) == expected
+    config = batch_config(Shape(*heads, head_dim, dtype="bf16", page_size=16), H200, window_left)
+    assert (config.rows, config.tokens, config.num_warps, config.num_stages) == expected
 
 
 def test_gpus_with_less_shared_memory_keep_the_large_tile_in_windows() -> None:

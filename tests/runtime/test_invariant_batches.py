@@ -292,11 +292,11 @@ def test_plans_obey_the_law_and_fit(seed: int, chunk: int, sms: int) -> None:
     problem = Problem(random_batch(seed).tree(), shape, target)
     plan = batch_invariant(chunk).plan(problem)
     verify(plan, problem.tree)
-    tile = batch_config(shape, target)
-    room = chunk_room_of(shape, tile, 14, 16_384, chunk, 2 * sms)
+    config = batch_config(shape, target)
+    room = chunk_room_of(shape, config, 14, 16_384, chunk, 2 * sms)
     for slots in (room.slots, 7):
         tight = replace(room, slots=slots)
-        schedule = lower_chunks(plan, problem, tile, tight)
+        schedule = lower_chunks(plan, problem, config, tight)
         assert tight.holds(schedule)
         assert schedule.chunks is not None
         used = schedule.chunks.slots[schedule.chunks.slots >= 0]

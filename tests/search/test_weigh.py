@@ -58,12 +58,12 @@ def test_weights_rank_policies_as_accounts_do() -> None:
 def test_even_shares_keep_all_thread_blocks_busy(lengths: list[int], heads: tuple[int, int]) -> None:
     """Items in falling order, each to the thread block that ends first, as GPUs start them."""
     shape = Shape(*heads, 128, page_size=16)
-    tile, tree = batch_config(shape, H200), Tree.from_requests(lengths, page_size=16)
-    found = weights_of(Problem(tree, shape, H200), tile)
+    config, tree = batch_config(shape, H200), Tree.from_requests(lengths, page_size=16)
+    found = weights_of(Problem(tree, shape, H200), config)
     assert found is not None
     walk = next(place for place, walk in enumerate(found.walks) if walk.head_rows == 1)
     split = int(found.splits[1, walk])
-    blocks = 2 * H200.sms // lanes_of(tile, shape)
+    blocks = 2 * H200.sms // lanes_of(config, shape)
     share = sum(lengths) / blocks
     assert min(split, max(lengths)) >= min(share, max(lengths))
     items = [min(split, length - first) for length in lengths for first in range(0, length, split)]

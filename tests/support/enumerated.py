@@ -34,9 +34,9 @@ _LEFT_OUT = ("medusa", "specinfer")  # which no kernel of treegen serves well, w
 def policies_of(shape: Shape, target: Target) -> tuple[list[Cohort], list[Cohort]]:
     """Policies for whole paths without a split, and with every split."""
     whole = [Cohort(head_rows) for head_rows in HEAD_ROWS]
-    tile = named_config(shape, target)
-    if tile is not None:
-        whole.append(Cohort(16, tile=(tile.rows, tile.tokens)))
+    config = named_config(shape, target)
+    if config is not None:
+        whole.append(Cohort(16, tile=(config.rows, config.tokens)))
     return whole, [replace(policy, split=split) for policy in whole for split in SPLITS[1:]]
 
 

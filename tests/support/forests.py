@@ -247,16 +247,16 @@ def obeys_law(plan: Plan, tree: Tree) -> bool:
 def schedule_counts(schedule: Schedule, num_rows: int, num_partials: int) -> Counts:
     """How many items let row i attend to slot j, straight from the tables that kernels read."""
     result = np.zeros((num_rows, num_partials), np.int64)
-    for index, tile in enumerate(schedule.configs):
+    for index, config in enumerate(schedule.configs):
         for number in range(schedule.config_indptr[index], schedule.config_indptr[index + 1]):
             item = schedule.work_items[number]
             rows = schedule.rows[item.row0 : item.row0 + item.rows].tolist()
             full = schedule.tiles[item.tile0 : item.tile0 + item.tiles].tolist()
-            packed = item.packed_tiles * tile.runs_per_tile
+            packed = item.packed_tiles * config.runs_per_tile
             for slot, length, lo, hi in full + schedule.packed_runs[item.run0 : item.run0 + packed].tolist():
                 word = (hi % 2**32 << 32) + lo % 2**32
                 seeing = (
-                    [row for bit, row in enumerate(rows) if word >> bit & 1] if tile.mask == "bits" else rows[lo:hi]
+                    [row for bit, row in enumerate(rows) if word >> bit & 1] if config.mask == "bits" else rows[lo:hi]
                 )
                 for row in seeing:
                     result[row, slot : slot + length] += 1

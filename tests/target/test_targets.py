@@ -58,8 +58,8 @@ def test_grids_grow_with_tokens(target: str) -> None:
 @pytest.mark.parametrize("rows", [1, 64])
 def test_resident_blocks_fit(rows: int) -> None:
     for target in targets().values():
-        tile = kernel_config(Shape(32, 8, 128, dtype="fp16"), target, rows)
-        assert 1 <= resident_blocks(tile, Shape(32, 8, 128, dtype="fp16"), target) <= 32
+        config = kernel_config(Shape(32, 8, 128, dtype="fp16"), target, rows)
+        assert 1 <= resident_blocks(config, Shape(32, 8, 128, dtype="fp16"), target) <= 32
 
 
 @pytest.mark.parametrize("name", ["h100", "h200", "b200"])
