@@ -24,7 +24,7 @@ class NextPlan:
         makes    tree   sharing   estimates   choice   plan   schedule   BatchPlan
 
     Parts take some tenths of a millisecond. Estimates and choices are made only for `auto`, where the bucket is new.
-    The plan does not know requests that come after it was begun; they are walked alone, as after any plan.
+    The plan does not know requests that come after it was begun; they are served alone, as after any plan.
 
     batch: the batch, which goes on. then: a copy of it, as it was.
 

@@ -4,7 +4,7 @@
     prepare   plans only where the step cannot wait for refresh
     refresh   plans where a plan saves more time than it takes
 
-Until then the present plan serves the batch. Requests that it does not know are walked alone, which is right, and takes
+Until then the present plan serves the batch. Requests that it does not know are served alone, which is right, and takes
 longer.
 """
 
@@ -117,7 +117,7 @@ class Replanning:
         return self._seated is None or self._seated[0] is not batch or self._seated[1] != batch.moves
 
     def cannot_wait(self, batch: LiveBatch) -> bool:
-        """Says whether walking requests alone would cost the layers of this step more than a plan."""
+        """Says whether serving requests alone would cost the layers of this step more than a plan."""
         most_us = 2 * _PLAN_US / self.layers
         if self._late_plan is not None and self._late_plan.most_late_us(batch, self._served_by_plan(batch)) <= most_us:
             return False

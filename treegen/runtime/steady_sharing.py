@@ -13,7 +13,7 @@ class SteadySharing:
     """Compares two ways of planning: plans that share all that requests share, and plans that share less.
 
     A plan relies on what requests share. Where others come that do not share it, as beams that fork later, these and
-    whoever shares with them are walked alone until the next plan. Nodes that few requests share save little, and a plan
+    whoever shares with them are served alone until the next plan. Nodes that few requests share save little, and a plan
     without them may hold for long: it loses less time by being late, and some by reading tokens again. Which way loses
     less depends on what comes. So plans go the way that has lost less, and now and then one goes the other way.
 
