@@ -142,7 +142,7 @@ class Schedule:
     @property
     def has_fused_merge(self) -> bool:
         """Whether some items wait for others."""
-        return any(tile.fused_merge for tile in self.configs)
+        return any(config.fused_merge for config in self.configs)
 
     @property
     def size(self) -> ArenaSizes:

@@ -149,7 +149,7 @@ def merged_by(schedule: Schedule, *, fixed: bool = False) -> str:
     if not fixed and with_fused_merge(schedule).has_fused_merge:
         return "final items of the same launch, which wait for them"
     ways = []
-    if any(tile.epilogue_merge for tile in schedule.configs):
+    if any(config.epilogue_merge for config in schedule.configs):
         ways.append("items of the last round, before they write")
     if launches := int((np.diff(schedule.merge_round_indptr) > 0).sum()):
         ways.append("a merge launch" if launches == 1 else f"{launches} merge launches")
