@@ -147,7 +147,7 @@ def _measured(
 def _proposals(problem: Problem, server: LiveServer, most: int) -> dict[Cohort, tuple[Policy, float]]:
     """Returns the strategies with the least estimated times that fit the kernel, with policies and microseconds."""
     choices = server.kernel.choices
-    weights = weights_of(problem, choices.tile)
+    weights = weights_of(problem, choices.config)
     assert weights is not None  # every batch has tokens
     found: dict[Cohort, tuple[Policy, float]] = {}
     weights = weights.exact()

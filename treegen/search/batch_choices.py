@@ -120,12 +120,12 @@ class BatchChoices:
     Files are read once for each bucket of the policy cache.
 
     Args:
-        tile: The kernel config of all launches.
+        config: The kernel config of all launches.
         most_items: The most work items of a plan.
     """
 
-    def __init__(self, tile: KernelConfig, most_items: int) -> None:
-        self.tile, self.most_items = tile, most_items
+    def __init__(self, config: KernelConfig, most_items: int) -> None:
+        self.config, self.most_items = config, most_items
         self._choices: dict[str, tuple[Choice, int]] = {}  # by bucket, with the tokens of the batch
         self._entries: dict[str, Entry | None] = {}
 
@@ -145,9 +145,9 @@ class BatchChoices:
         choice, known = self._choices.get(bucket, (None, 0))
         if choice is not None and known <= _DRIFT * tokens <= _DRIFT * _DRIFT * known:
             return choice if known == tokens else Choice(scaled(choice.strategy, tokens / known), choice.reason)
-        walks = walks_of(problem, self.tile)
+        walks = walks_of(problem, self.config)
         yield
-        weights = weights_from(walks, problem, self.tile)
+        weights = weights_from(walks, problem, self.config)
         yield
         measured = None if weights is None else self._measured(problem, figures.batch_bucket, weights)
         choice = measured or least(problem, weights, self.most_items)
