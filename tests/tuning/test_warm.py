@@ -83,7 +83,7 @@ def test_a_job_that_fails_does_not_end_the_others(policies_folder: Path) -> None
 
 
 def test_nothing_starts_with_wrong_arguments() -> None:
-    with pytest.raises(InputError, match="timeout_s"):
+    with pytest.raises(InputError, match="timeout = -1"):
         warm(jobs_of(TREES, [SHAPE], H200), H200, [None], Tuning(timeout_s=-1, meter=Favourite()))
 
 
