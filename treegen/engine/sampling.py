@@ -13,7 +13,7 @@ from treegen.ir.errors import InputError
 from treegen.ir.scalars import is_finite, plain_number
 
 _LOW = 1e-20
-"""Temperatures from this one on divide logits as they are: quotients of logits below 1e18 are finite in fp32."""
+"""From this temperature on logits are divided as they are: below 1e18 their quotients are finite in fp32."""
 _LEAST = 1e-300
 """Lower ones, whose reciprocals overflow, have the same effect."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 _WAIT = 64
-"""Steps until the other way of planning is tried again; twice as many after each time that it was no better."""
+"""Steps until the other way of planning is tried again. The wait is doubled each time that it was no better."""
 _MOST_WAIT = 1024
 _MORE = 2.0
 """Sharing less is tried again at once if plans that share all lose this many times as much as at the last attempt."""
