@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from support.refused_runs import engine, refused
 from support.stops import interrupted_at
 from support.tiny_models import PROMPTS, VOCABULARY, generated, tiny
 from treegen.engine import (
@@ -34,24 +35,6 @@ from treegen.engine.control import Controller
 from treegen.integrations import HFModel
 from treegen.ir.errors import BranchError, InputError, PoolError, TreegenError
 from treegen.ir.shape import Shape
-
-
-def engine(controller: Controller, **options: Any) -> Engine:
-    return Engine(HFModel(tiny()), controller, **{"num_pages": 60, "page_size": 4, "max_branches": 9, **options})
-
-
-def refused(made: Engine, text: str, prompts: Any = PROMPTS, error: type[BaseException] = TreegenError) -> None:
-    """The run ends with this error, in one line; the engine then serves other prompts, with the right tokens."""
-    with pytest.raises(error, match=text) as found:
-        made.run(prompts)
-    assert "\n" not in str(found.value)
-    made.sequences.check()
-    assert made.sequences.available == made.pool.num_pages
-    made.controller = Sample(max_new_tokens=5)
-    tokens = [[own.tokens for own in each] for each in made.run(PROMPTS)]
-    assert tokens == [generated(tiny(), prompt, max_new_tokens=5) for prompt in PROMPTS]
-    made.sequences.check()
-    assert made.sequences.available == made.pool.num_pages
 
 
 @pytest.mark.parametrize(

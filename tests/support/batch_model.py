@@ -15,8 +15,8 @@ from treegen.ir.errors import TreeError
 
 
 class Model:
-    """A live batch beside what it stands for: requests that are lists of tokens, no two of which are the same unless
-    they were copied.
+    """A live batch, and a model of it in which requests are lists of tokens. Tokens are equal only where one request
+    has copied them from another.
     """
 
     def __init__(self, seed: int, page_size: int) -> None:
@@ -58,7 +58,7 @@ class Model:
         self.tokens[seat] = tokens
 
     def copied(self, seat: int, parent: int, shared: int) -> Pairs:
-        """What a new request shares that begins with so many tokens of another."""
+        """Returns what a new request shares with each other one. It begins with `shared` tokens of `parent`."""
         others = {(seat, other): min(shared, self.shared[parent, other]) for other in self.tokens if other != parent}
         return others | {(seat, parent): shared}
 

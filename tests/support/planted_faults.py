@@ -24,7 +24,7 @@ class Wrong(Strategy):
 
 
 def with_slot(schedule: Schedule, item: int, slot: int) -> np.ndarray:
-    """The items of a schedule, one of which writes to another slot."""
+    """Returns the items of a schedule, with another partial slot for one of them."""
     items = schedule.items.copy()
     items[item, 6] = slot
     return items

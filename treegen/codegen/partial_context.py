@@ -46,8 +46,10 @@ _LOADS = {
 
 @dataclass(frozen=True, slots=True)
 class DimContext:
-    """Head dims of keys and values, and their padded sizes; keys may be in two slices, of which `rest` is the second or
-    0. mask, rest_mask, mask_v: the names of masks where padding has to be left out, else empty.
+    """Head dims of keys and values, and their padded sizes.
+
+    rest: the size of the second slice of keys, 0 where they are one slice. mask, rest_mask, mask_v: the names of masks
+    where padding has to be left out, else empty.
     """
 
     head_dim: int

@@ -12,10 +12,8 @@ from treegen.engine.control import Frontier
 from treegen.ir.errors import InputError
 from treegen.ir.scalars import is_finite, plain_number
 
-_LOW = 1e-20
-"""From this temperature on logits are divided as they are: below 1e18 their quotients are finite in fp32."""
-_LEAST = 1e-300
-"""Lower ones, whose reciprocals overflow, have the same effect."""
+_LEAST_TEMPERATURE = 1e-20
+"""The least temperature above 0. Over it logits below 1e18 are finite in fp32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +44,9 @@ class Sampling:
             object.__setattr__(self, name, plain_number(getattr(self, name)))
         if not (is_finite(self.temperature) and self.temperature >= 0):
             raise InputError("temperature", self.temperature, "is not a finite number of at least 0", "give one")
+        if 0 < self.temperature < _LEAST_TEMPERATURE:
+            reason = "is so low that logits over it are infinite"
+            raise InputError("temperature", self.temperature, reason, "give 0 for the most likely tokens")
         if type(self.top_k) is not int or self.top_k < 0:
             raise InputError("top_k", self.top_k, "is not a number of tokens", "give 0 for all, or at least 1")
         if not (is_finite(self.top_p) and 0 < self.top_p <= 1):
@@ -81,17 +82,11 @@ class Sampling:
         if not self.temperature:
             tokens = logits.argmax(-1)  # of NaN, if there is any
             return torch.where(logits.gather(-1, tokens[:, None])[:, 0] > -torch.inf, tokens, logits.shape[1])
-        scores = kept(self._divided(logits.float()), self.top_k, self.top_p)
+        scores = kept(logits.float() / self.temperature, self.top_k, self.top_p)
         cumulated = scores.double().softmax(-1).cumsum(-1)
         noise = [self._noise(label, position) for label, position in zip(labels, positions, strict=True)]
         uniform = torch.tensor(noise, dtype=torch.float64).to(scores.device, non_blocking=True)
         return torch.searchsorted(cumulated, uniform[:, None] * cumulated[:, -1:], right=True)[:, 0]
-
-    def _divided(self, logits: torch.Tensor) -> torch.Tensor:
-        """Returns logits over the temperature; for low ones less the largest of their row, which would overflow."""
-        if self.temperature >= _LOW:
-            return logits / self.temperature
-        return (logits.double() - logits.amax(-1, keepdim=True)) / max(self.temperature, _LEAST)
 
     def _noise(self, label: tuple[int, ...], position: int) -> float:
         """Returns a number of at least 0 and below 1."""

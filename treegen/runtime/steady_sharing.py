@@ -28,8 +28,9 @@ class SteadySharing:
         self._wait, self._steps_left = _WAIT, 0
 
     def allowance(self, late_us: float, steps: int) -> float:
-        """Returns the microseconds that a layer may take longer by the next plan, which shares less for that: as many
-        as plans that share all lose; 0 if it is to share all.
+        """Returns how many microseconds a layer may take longer because the next plan shares less.
+
+        That is what plans that share all lose, or 0 if the next plan is to share all.
 
         Args:
             late_us: Microseconds that a layer has taken longer, because the present plan was late; the mean of its

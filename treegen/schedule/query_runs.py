@@ -13,9 +13,10 @@ has all three rows.
 An entry begins at a page, and where the plan cuts the node it also ends at a page. All other places count from the
 request's present length, so that they stay right while the request grows.
 
-Among own tokens, a cut of the plan counts from the length if the first row's own token is not behind it. Items on both
-sides of a cut may have other first rows. Then all cuts among the request's own tokens count from its length (its node
-is *split*), and each token behind such a cut has an entry of its own.
+A cut of the plan may lie among the own tokens of an item's rows. It counts from the request's length, unless the first
+row's own token is behind it. The items on the two sides of a cut may begin with different rows, and would not agree.
+Then all cuts among the request's own tokens count from its length (its node is *split*), and each token behind such a
+cut has an entry of its own.
 """
 
 from __future__ import annotations

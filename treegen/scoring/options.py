@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import sympy
 
 _SLOPES = (torch.float16, torch.bfloat16, torch.float32)
-"""Types of ALiBi slopes, which kernels read as they are."""
+"""Types that ALiBi slopes may have. Kernels read them without a conversion."""
 
 
 @dataclass(frozen=True, slots=True)
