@@ -25,7 +25,7 @@ class Sampling:
     branch's tokens do not depend on who else is in the batch.
 
     Args:
-        temperature: Divides logits; 0 takes the most likely token.
+        temperature: Divides logits, at least 1e-20; 0 takes the most likely token.
         top_k: Keeps this many of the most likely tokens; 0 keeps all.
         top_p: Keeps the most likely tokens whose probabilities first sum up to this; 1 keeps all.
         seed: Decides the noise.
