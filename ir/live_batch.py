@@ -92,9 +92,9 @@ class LiveBatch:
         return self._seats[:2]
 
     @property
-    def epochs_and_sharing(self) -> Ints:
-        """A table `[3, seats]`: the arrays `epoch`, `shared_with` and `shared_tokens`."""
-        return self._seats[1:4]
+    def rows_to_sharing(self) -> Ints:
+        """A table `[4, seats]`: the arrays `row`, `epoch`, `shared_with` and `shared_tokens`."""
+        return self._seats[:4]
 
     def tree(self, *, shared: bool = True) -> Tree:
         """Makes the tree by request of the running requests, with their rows in the order of the seats.

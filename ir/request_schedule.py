@@ -88,8 +88,8 @@ class RequestSchedule:
         tile_room: Entries of the table of tiles that all items together have room for.
         run_room: Entries of the table of packed runs that all items together have room for.
         seats: `[SEAT_FIELDS, seats]`; UNKNOWN where the plan knows no request.
-        claims: `[claims, CLAIM_FIELDS]`; the plan's assumptions, which a step kernel checks. The claims of a seat are
-            neighbours.
+        claims: `[claims, CLAIM_FIELDS]`; the plan's assumptions, which a step kernel checks. They are in the order of
+            the seats, and those of a seat in the order of their pages.
         queries: None where each request has one row.
         chunks: None except in batch-invariant mode. The schedule then has items only for chunks that requests read
             together, and no merges.
@@ -144,34 +144,29 @@ class RequestSchedule:
                 first pages that both have in common.
             page_size: Tokens of a page.
         """
-        ended, heir, pages = heirs
-        heir_of, common = int32_ramp(self.seats.shape[1]).copy(), np.full(self.seats.shape[1], INT32_MAX, np.int64)
-        heir_of[ended], common[ended] = heir, pages
-        entries, owner, end = self.entries.copy(), self.entries[:, 0], self.entries[:, 2]
-        in_common = (end > 0) & (end <= page_size * common.take(owner))
-        entries[:, 0] = np.where(in_common, heir_of.take(owner), owner)
-
-        seat, number = self.numbered_claims()
-        claims = self.claims.take(number, 0)
-        unknown = seat.compress(claims[:, 2] > common.take(claims[:, 0]))
-        claims[:, 0] = heir_of.take(claims[:, 0])
-        own = np.zeros(len(heir_of), np.int32)  # where the pages of each request begin that it does not share
-        own[seat] = claims[:, 2]  # of its last claim
-        added = np.column_stack([heir, own.take(ended), pages])
-        on_others = claims[:, 0] != seat
-        claiming = np.concatenate([seat.compress(on_others), ended])
-        claims = np.concatenate([claims.compress(on_others, 0), added])
-        seats = self.seats.copy()
-        seats[0, unknown] = NO_EPOCH
-        claims = _claims_by_seat(seats, claiming, claims)
+        entries, seats, claims, claiming = self.entries.copy(), self.seats.copy(), self.claims.copy(), self.claiming()
+        own = np.zeros(seats.shape[1], np.int32)  # where the pages of each request begin that it does not share
+        own[claiming] = claims[:, 2]  # of its last claim
+        for ended, heir, pages in heirs.T.tolist():
+            read = (entries[:, 0] == ended).nonzero()[0]
+            end = entries[:, 2].take(read)
+            entries[read.compress((end > 0) & (end <= page_size * pages)), 0] = heir
+            of_ended = (claims[:, 0] == ended).nonzero()[0]
+            unknown = claiming.take(of_ended.compress(claims[:, 2].take(of_ended) > pages))
+            seats[0, unknown] = NO_EPOCH
+            claims[of_ended, 0] = heir
+        kept = claims[:, 0] != claiming
+        added = np.column_stack([heirs[1], own.take(heirs[0]), heirs[2]])
+        claims = np.concatenate([claims.compress(kept, 0), added])
+        claims = _claims_by_seat(seats, np.append(claiming.compress(kept), heirs[0]), claims)
         return replace(self, entries=frozen(entries), seats=frozen(seats), claims=frozen(claims))
 
-    def numbered_claims(self) -> tuple[Longs, Longs]:
-        """Returns the seat and the number of each claim, by seat."""
-        owner, _, _, further, end = self.seats[5:]
-        seats = (owner >= 0).nonzero()[0]
-        count = end.take(seats) - further.take(seats) + 1
-        return seats.repeat(count), ragged_ranges(further.take(seats) - 1, count)
+    def claiming(self) -> Longs:
+        """Returns the seat of each claim."""
+        further, end = self.seats[8:]
+        seats = (self.seats[5] >= 0).nonzero()[0]
+        made: Longs = seats.repeat(end.take(seats) - further.take(seats) + 1)
+        return made
 
     def claims_of(self, seat: int) -> Ints:
         """Returns the claims of a seat."""

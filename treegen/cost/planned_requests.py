@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 
 from treegen.cost.token_rates import TokenRates
-from treegen.ir.arrays import Bools, Longs, largest
+from treegen.ir.arrays import Bools, Ints, Longs, largest
 from treegen.ir.live_batch import LiveBatch
 from treegen.ir.request_schedule import NO_EPOCH, RequestSchedule
 from treegen.ir.seat_sharing import begin_alike, share
@@ -21,6 +21,8 @@ On an H200 one of 500 to 40,000 tokens adds 0 to 5 us to layers of 24 to 89 us (
 requests of a recorded server take 1.03 times as long, because plans are in use for longer.
 """
 _NO_HEIRS = np.empty((3, 0), np.int64)
+_NO_SEATS = np.empty(0, bool)
+_NOBODY = NO_EPOCH, 0
 
 
 class PlannedRequests:
@@ -42,41 +44,99 @@ class PlannedRequests:
     def __init__(self, made: RequestSchedule, tokens: Longs | None = None, rates: TokenRates | None = None) -> None:
         self._tokens, self._rates = tokens, rates
         self.with_queries = made.queries is not None
+        self._begun: dict[int, tuple[int, int]] = {}  # by seat: the epoch of another request, and its tokens then
         self._take(made)
-        self._looked_at = np.full((3, len(made.epoch)), NO_EPOCH, np.int32)  # by seat: epoch, whom it shares with, what
-        self._begun, self._fit = np.zeros(len(made.epoch), np.int64), np.zeros(len(made.epoch), bool)
 
     def _take(self, made: RequestSchedule) -> None:
         self.made, self.epochs = made, made.epoch
         self._known, self._of_claims = made.epoch != NO_EPOCH, _table_of_claims(made)
+        self._owners = frozenset(self._of_claims[1].tolist())
+        self._seen: Ints | None = None  # rows, epochs and sharing by seat, when `served` was asked last
+        self._same = _NO_SEATS
+        self._arrived: set[int] = set()  # the seats of requests that the plan was not made for
+        self._others: set[int] = set()  # those that it serves
+        self._ended: set[int] = set()  # owners that ended since `heirs` was asked last
 
     def inherit(self, heirs: Longs, page_size: int) -> None:
         """Lets heirs take over what the plan reads from ended requests. See RequestSchedule.inherited."""
         self._take(self.made.inherited(heirs, page_size))
 
     def heirs(self, batch: LiveBatch, served: Served) -> Longs:
-        """Finds heirs of ended requests whose pages others share; see RequestSchedule.inherited.
+        """Finds heirs of requests that ended since the last call and whose pages others share; see
+        RequestSchedule.inherited.
 
         The heir is, of the requests that still run, the one that shares most with the ended one. None is needed where
         all others, or all but one, share as much with a request that has come into the seat and is served there.
         """
-        seats, owners, pages = self._of_claims
-        run = served.same.take(seats)
-        lost = np.greater(run, served.same.take(owners)).nonzero()[0]
-        if not len(lost) or not len(lost := self._lost(batch, lost)):
-            return _NO_HEIRS
-        losses = np.bincount(owners.take(lost), minlength=len(served.same))
-        losses[served.others] -= 1
-        left = (run & (losses.take(owners) > 0)).nonzero()[0]
-        order = left.take(((owners.take(left) << 32) + pages.take(left)).argsort(kind="stable"))
-        ended = owners.take(order)
-        most = order.compress(ended != np.append(ended[1:], -1))
-        heirs: Longs = self._of_claims.take(most, 1)[[1, 0, 2]]
-        return heirs
+        found = []
+        for owner in sorted(self._ended):
+            claims = self._claims_on(owner)
+            claims = claims.compress(served.same.take(self._of_claims[0].take(claims)))
+            lost = len(self._lost(batch, claims))
+            served.worse |= lost > 0
+            if lost > (owner in self._others):
+                pages = self._of_claims[2].take(claims)
+                heir = claims.compress(pages == largest(pages)).item(-1)
+                found.append((owner, self._of_claims.item(0, heir), self._of_claims.item(2, heir)))
+        self._ended.clear()
+        return np.array(found, np.int64).T if found else _NO_HEIRS
 
     def served(self, batch: LiveBatch) -> Served:
-        """Tells which requests of a later batch the plan serves."""
-        return Served(self, batch)
+        """Tells which requests of a later batch the plan serves.
+
+        Host work before a launch: it looks only at seats that have changed since the last call.
+        """
+        now = batch.rows_to_sharing
+        if self._seen is None or self._seen.shape != now.shape:
+            self._seen, self._same = now.copy(), self.same(batch)
+            self._others.clear()
+            self._arrived.clear()
+            changed, worse = {*np.greater(self._known, self._same[: len(self._known)]).nonzero()[0].tolist()}, True
+        else:
+            changed, worse = {*(now != self._seen).nonzero()[1].tolist()}, False
+            self._seen[:], self._same = now, self._same.copy()
+        worse |= self._look_at(batch, changed)
+        return Served(self, batch, self._same, np.array(sorted(self._others), np.int64), worse)
+
+    def _look_at(self, batch: LiveBatch, changed: set[int]) -> bool:
+        """Updates which requests are the same as planned, and which others the plan serves. Returns whether one of
+        those looked at is served alone, or shares more than the plan assumes.
+        """
+        ended, again, worse = [], set(), False
+        for seat in changed:
+            runs = batch.row.item(seat) >= 0
+            if seat >= len(self.epochs) or not self._known.item(seat):
+                worse |= runs
+            else:
+                self._same[seat] = same = runs and batch.epoch.item(seat) == self.epochs.item(seat)
+                if not same and seat in self._owners:
+                    ended.append(seat)
+                if runs and not same:
+                    again.add(seat)
+                else:
+                    self._arrived.discard(seat)
+                    self._others.discard(seat)
+        if self._arrived:
+            for owner in ended:
+                again |= self._arrived.intersection(self._of_claims[0].take(self._claims_on(owner)).tolist())
+        self._arrived |= again
+        self._ended.update(ended, again & self._owners)
+        if len(again) > _LOOKED_AT:  # the plan serves none of them
+            self._others.clear()
+            self._seen = None
+            return True
+        for seat in again:
+            epoch, shared = batch.epoch.item(seat), batch.shared_tokens.item(seat)
+            if self._begun.get(seat, _NOBODY)[0] != epoch:
+                self._begun[seat] = epoch, batch.tokens.item(seat)
+            claims = self.made.claim_numbers(seat)
+            if self._fits(batch, seat, shared, claims):
+                self._others.add(seat)
+                worse |= shared > (self._of_claims.item(2, claims[-1]) * batch.page_size if claims else 0)
+            else:
+                self._others.discard(seat)
+                worse = True
+        return worse
 
     def served_alone(self, batch: LiveBatch) -> Bools:
         """Tells for each seat of a later batch whether its request is served alone."""
@@ -91,34 +151,6 @@ class PlannedRequests:
         np.equal(epoch[:both], self.epochs[:both], out=same[:both])
         same[: len(row)] &= row >= 0
         return same
-
-    def others(self, batch: LiveBatch, same: Bools) -> Longs:
-        """Returns the seats in which the plan serves another request than it was made for, unless that has got too long
-        or too short since it came. same: see above.
-        """
-        both = min(len(batch.row), len(self.epochs))
-        there: Bools = batch.row[:both] >= 0
-        there &= self._known[:both]
-        seats = np.greater(there, same[:both]).nonzero()[0]
-        if not len(seats):
-            return seats
-        now = batch.epochs_and_sharing.take(seats, 1)
-        new = (now != self._looked_at.take(seats, 1)).any(0).nonzero()[0]
-        if len(new) > _LOOKED_AT:
-            return seats[:0]
-        for seat, epoch, _, shared in zip(seats.take(new).tolist(), *now.take(new, 1).tolist(), strict=True):
-            if epoch != self._looked_at.item(0, seat):
-                self._begun[seat] = batch.tokens[seat]
-            self._fit[seat] = self._fits(batch, seat, shared, same)
-        self._looked_at[:, seats] = now
-        seats = seats.compress(self._fit.take(seats))
-        fits = np.zeros(len(same), bool)
-        fits[seats] = True
-        lost = np.less(same.take(self._of_claims[1]), fits.take(self._of_claims[0])).nonzero()[0]
-        if len(lost):
-            fits[self._failing(batch, lost)] = False
-            seats = seats.compress(fits.take(seats))
-        return seats
 
     def planned(self, batch: LiveBatch, same: Bools, others: Longs) -> Bools:
         """Tells for each seat of a later batch whether the plan serves its request. same, others: see above."""
@@ -144,19 +176,18 @@ class PlannedRequests:
 
     def begun(self, seats: Longs) -> Longs:
         """Returns the tokens that other requests in these seats had when they were first looked at."""
-        begun: Longs = self._begun.take(seats)
-        return begun
+        return np.array([self._begun[seat][1] for seat in seats.tolist()], np.int64)
 
-    def _fits(self, batch: LiveBatch, seat: int, shared: int, same: Bools) -> bool:
+    def _fits(self, batch: LiveBatch, seat: int, shared: int, claims: range) -> bool:
         """Says whether the plan has room for another request than planned, which is not faster alone and shares with
-        requests that are still there what the plan assumes. shared: the tokens that it shares.
+        the requests in other seats what the plan assumes. shared: the tokens that it shares. claims: those of its seat.
         """
-        most, least, tokens = self.made.most, self.made.least, self._begun.item(seat)
+        most, least, tokens = self.made.most, self.made.least, self._begun[seat][1]
         if not least.item(seat) <= tokens <= most.item(seat) or self._is_faster_alone(seat, tokens, shared):
             return False
-        for claim in self.made.claim_numbers(seat):
+        for claim in claims:
             owner, tokens = self._of_claims.item(1, claim), self._of_claims.item(2, claim) * batch.page_size
-            if same.item(owner) and not (
+            if not (
                 min(batch.tokens.item(seat), batch.tokens.item(owner)) >= tokens
                 and begin_alike(batch.shared_with, batch.shared_tokens, seat, owner, tokens)
             ):
@@ -175,6 +206,11 @@ class PlannedRequests:
         again = max(shared - tokens + rates.read_of(tokens), 0)
         return longer_us > ALONE_US + again * rates.token_us
 
+    def _claims_on(self, owner: int) -> Longs:
+        """Returns the claims that requests share pages with the one in this seat."""
+        claims: Longs = (self._of_claims[1] == owner).nonzero()[0]
+        return claims
+
     def _failing(self, batch: LiveBatch, claims: Longs) -> Longs:
         """Returns the seats of those of these claims that do not hold for the requests that are now in the seats."""
         failing: Longs = self._of_claims[0].take(self._lost(batch, claims))
@@ -192,14 +228,15 @@ class PlannedRequests:
 class Served:
     """Which requests of a batch a plan serves. It is asked before the batch changes.
 
-    same: by seat, whether the request that the plan was made for still runs. others: see PlannedRequests; the kernel is
-    given the plan's epoch there.
+    same: by seat, whether the request that the plan was made for still runs. others: the seats, ascending, in which the
+    plan serves another request than it was made for, unless that has got too long or too short since it came; the
+    kernel is given the plan's epoch there. worse: whether, since the plan was asked before, requests may have come to be
+    served alone, or to share more than the plan assumes.
     """
 
-    def __init__(self, requests: PlannedRequests, batch: LiveBatch) -> None:
+    def __init__(self, requests: PlannedRequests, batch: LiveBatch, same: Bools, others: Longs, worse: bool) -> None:
         self._requests, self._batch = requests, batch
-        self.same = requests.same(batch)
-        self.others = requests.others(batch, self.same)
+        self.same, self.others, self.worse = same, others, worse
 
     @cached_property
     def planned(self) -> Bools:
@@ -210,6 +247,5 @@ class Served:
 def _table_of_claims(made: RequestSchedule) -> Longs:
     """Lists a plan's claims, `[3, claims]`: the seat, the owner's seat, and the number of pages of each."""
     table = np.empty((3, len(made.claims)), np.int64)
-    seats, numbers = made.numbered_claims()
-    table[0, numbers], table[1], table[2] = seats, made.claims[:, 0], made.claims[:, 2]
+    table[0], table[1], table[2] = made.claiming(), made.claims[:, 0], made.claims[:, 2]
     return table

@@ -119,8 +119,10 @@ class Replanning:
     def cannot_wait(self, batch: LiveBatch) -> bool:
         """Says whether serving requests alone would cost the layers of this step more than a plan."""
         most_us = 2 * _PLAN_US / self.layers
-        if self._late_plan is not None and self._late_plan.most_late_us(batch, self._served_by_plan(batch)) <= most_us:
-            return False
+        if self._late_plan is not None:
+            served = self._served_by_plan(batch)
+            if not (served.worse or self._room.queries) or self._late_plan.most_late_us(batch, served) <= most_us:
+                return False
         return self._late_cost(batch).late_us > most_us
 
     def note_lateness(self, batch: LiveBatch) -> None:
@@ -205,7 +207,8 @@ class Replanning:
         made = self._late_plan.inherited(batch, served)
         if made is not None:
             self.changed, self._served = made, None
-        self._inherited = self._served_by_plan(batch)
+            served = self._served_by_plan(batch)
+        self._inherited = served
 
     def seats(self, batch: LiveBatch) -> Ints:
         """Returns the rows and the epochs of seats, `[2, seats]`, as the kernel is to see them: with the epochs of the
