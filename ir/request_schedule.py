@@ -9,12 +9,12 @@ A step kernel looks up on the device, before every step, in which pages these to
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from treegen.ir.arrays import INT32_MAX, Ints, Longs, frozen, int32_ramp, ragged_ranges
+from treegen.ir.arrays import Ints, Longs, frozen
 from treegen.ir.schedule import Schedule
 
 ENTRY_FIELDS = ("seat", "first", "end", "lo", "hi")
@@ -131,36 +131,6 @@ class RequestSchedule:
         column: Ints = self.seats[2]
         return column
 
-    def inherited(self, heirs: Longs, page_size: int) -> RequestSchedule:
-        """Returns the same work items for a batch in which requests have ended that others share pages with.
-
-        The first pages of an ended request that its heir has, too, are read from the heir, and claims on the former are
-        claims on the latter. The heir's own claim on them goes to the seat of the ended request, so whoever comes into
-        it has to share them with the heir. The plan does not know the seats any more of those that shared more with the
-        ended request than the heir.
-
-        Args:
-            heirs: `[3, heirs]`; the seats of ended requests, each one once, the seats of their heirs, and the number of
-                first pages that both have in common.
-            page_size: Tokens of a page.
-        """
-        entries, seats, claims, claiming = self.entries.copy(), self.seats.copy(), self.claims.copy(), self.claiming()
-        own = np.zeros(seats.shape[1], np.int32)  # where the pages of each request begin that it does not share
-        own[claiming] = claims[:, 2]  # of its last claim
-        for ended, heir, pages in heirs.T.tolist():
-            read = (entries[:, 0] == ended).nonzero()[0]
-            end = entries[:, 2].take(read)
-            entries[read.compress((end > 0) & (end <= page_size * pages)), 0] = heir
-            of_ended = (claims[:, 0] == ended).nonzero()[0]
-            unknown = claiming.take(of_ended.compress(claims[:, 2].take(of_ended) > pages))
-            seats[0, unknown] = NO_EPOCH
-            claims[of_ended, 0] = heir
-        kept = claims[:, 0] != claiming
-        added = np.column_stack([heirs[1], own.take(heirs[0]), heirs[2]])
-        claims = np.concatenate([claims.compress(kept, 0), added])
-        claims = _claims_by_seat(seats, np.append(claiming.compress(kept), heirs[0]), claims)
-        return replace(self, entries=frozen(entries), seats=frozen(seats), claims=frozen(claims))
-
     def claiming(self) -> Longs:
         """Returns the seat of each claim."""
         further, end = self.seats[8:]
@@ -178,17 +148,3 @@ class RequestSchedule:
         """Returns the numbers of the claims of a seat."""
         owner, _, _, further, end = self.seats[5:, seat].tolist()
         return range(further - 1, end) if owner >= 0 else range(0)
-
-
-def _claims_by_seat(seats: Ints, claiming: Longs, claims: Ints) -> Ints:
-    """Returns the claims by seat, where `claims[i]` is one of the seat `claiming[i]`; writes their columns of `seats`.
-
-    The claims of a seat have to be in the order of their pages.
-    """
-    count = np.bincount(claiming, minlength=seats.shape[1])
-    first, makes = count.cumsum() - count, count > 0
-    table: Ints = claims.take(claiming.argsort(kind="stable"), 0)
-    seats[5:] = UNKNOWN[5:, None]
-    seats[5:8, makes] = table.take(first.compress(makes), 0).T
-    seats[8, makes], seats[9, makes] = first.compress(makes) + 1, (first + count).compress(makes)
-    return table

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from treegen.ir.arena import ALIGNMENT
-from treegen.ir.arrays import Ints
+from treegen.ir.arrays import Ints, frozen
 from treegen.ir.request_schedule import (
     CLAIM_FIELDS,
     ENTRY_FIELDS,
@@ -20,6 +20,15 @@ from treegen.ir.request_schedule import (
 )
 from treegen.ir.work_items import ITEM_FIELDS
 
+RUNNING_FIELDS = ("row", "epoch", "heir_row", "common_pages")
+"""What a kernel knows of the running request in each seat, apart from the plan.
+
+row: its row of the batch, -1 for none. epoch: its epoch; that of the plan where the plan serves another request than it
+was made for. heir_row, common_pages: where the planned request has ended, the row of its heir, and the number of first
+pages that both have in common; -1 and 0 for none. The plan reads these pages in the row of the heir.
+"""
+NO_REQUEST = frozen(np.array([[-1], [-1], [-1], [0]]))
+"""The RUNNING_FIELDS of a free seat, as a column."""
 LONE_PARTS = 128
 """The most work items that share a request that is served alone.
 
@@ -134,7 +143,7 @@ class RequestTables(NamedTuple):
 
     Step kernels write the rest: the lone items, and the tables after `copied`.
 
-    running: the row of the batch in each seat, -1 for none, and its epoch; the host also writes it without a plan.
+    running: RUNNING_FIELDS, each of all seats; the host also writes it without a plan.
     read_rows: the seats of the entries of `rows`. queries (QUERY_FIELDS by seat), row_number, merge_number: empty where
     each request has one row. merge_indptr: -1 behind the end of the plan's last merge. lone_partials: the lone items'
     lists of partial slots, as in merge_partials; in batch-invariant mode those of all rows. shared (first and counts,
@@ -178,7 +187,7 @@ class RequestTables(NamedTuple):
         places = {"items": 0, "planned": planned, "alone": alone}
         end = _aligned((room.items + room.lone_items + 2 * room.at_once) * width)
         words = {
-            "running": 2 * room.seats,
+            "running": len(RUNNING_FIELDS) * room.seats,
             "entries": room.entries * len(ENTRY_FIELDS),
             "entry_indptr": room.items + 1,
             "read_rows": room.rows,
@@ -236,10 +245,10 @@ class RequestTables(NamedTuple):
         head[max(self.planned, self.alone) - len(ITEM_FIELDS)] = _first_free(len(schedule.items), room)
 
     def write_running(self, requests: Ints, room: RequestRoom, words: Ints) -> None:
-        """Writes rows and epochs by seat, `[2, seats]`, into the words from `running` on."""
-        lines = words[: 2 * room.seats].reshape(2, room.seats)
+        """Writes the running requests, `[RUNNING_FIELDS, seats]`, into the words from `running` on."""
+        lines = words[: len(RUNNING_FIELDS) * room.seats].reshape(-1, room.seats)
         count = min(requests.shape[1], room.seats)
-        lines[:, count:] = -1
+        lines[:, count:] = NO_REQUEST
         lines[:, :count] = requests[:, :count]
 
     def _write_queries(self, made: RequestSchedule, room: RequestRoom, head: Ints) -> None:

@@ -18,7 +18,7 @@ from support.step_tables import Step, step_of
 from treegen import Shape
 from treegen.backends import step_kernels
 from treegen.backends.request_program import RequestProgram
-from treegen.ir.request_tables import RequestTables
+from treegen.ir.request_tables import NO_REQUEST, RequestTables
 from treegen.ir.work_items import ITEM_FIELDS
 from treegen.runtime.batch_kernel import BatchKernel
 from treegen.schedule.by_request import run_tokens_of
@@ -41,7 +41,7 @@ def short_reserve(monkeypatch: pytest.MonkeyPatch) -> None:
 def running(kernel: BatchKernel, server: Server) -> RunningRequests:
     """Who runs, as the host sees it, with epochs of the plan where it serves other requests than it was made for."""
     assert kernel.planned is not None
-    pages, seats, known = server.pages, np.full((2, server.rows), -1, np.int32), kernel.planned.schedule.epoch
+    pages, seats, known = server.pages, NO_REQUEST.repeat(server.rows, 1), kernel.planned.schedule.epoch
     count = min(server.rows, len(server.batch.row))
     seats[:, :count] = kernel.program.seats.numpy()[:, :count]
     assert seats[0, :count].tolist() == server.batch.row[:count].tolist()

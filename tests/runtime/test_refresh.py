@@ -105,7 +105,7 @@ def test_the_plan_is_that_of_the_batch_when_it_was_begun() -> None:
     calls_until_planned(kernel, batch)
     assert (planned_tokens(kernel), kernel.rows) == (8 * 900, 9)
     assert not kernel.replanning.has_moved(batch)
-    late = kernel.replanning.seats(batch)
+    late = kernel.replanning.running(batch)
     assert late[0].tolist() == batch.row.tolist()
     assert seats[0] == 2  # a longer request has taken the seat, and room for it is in the plan
     for _ in range(8):

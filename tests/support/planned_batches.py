@@ -7,11 +7,11 @@ import torch
 
 import treegen
 from treegen import LiveBatch, PageTable, Shape
-from treegen.cost.late_requests import LatePlan
-from treegen.cost.planned_requests import PlannedRequests
 from treegen.cost.token_rates import TokenRates
 from treegen.ir.arrays import Ints
 from treegen.runtime.batch_kernel import BatchKernel
+from treegen.runtime.late_plan import LatePlan
+from treegen.runtime.planned_requests import PlannedRequests
 from treegen.strategies import Strategy
 from treegen.target.targets import target_from
 

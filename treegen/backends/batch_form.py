@@ -11,14 +11,14 @@ from treegen.backends.page_table import PageTable
 from treegen.ir.arrays import frozen
 from treegen.ir.kernel_config import KernelConfig
 from treegen.ir.request_schedule import SEAT_FIELDS, RequestSchedule, SharedChunks
-from treegen.ir.request_tables import RequestRoom
+from treegen.ir.request_tables import RUNNING_FIELDS, RequestRoom
 from treegen.ir.schedule import Schedule
 from treegen.ir.shape import Shape
 from treegen.ir.work_items import ITEM_FIELDS, RUN_FIELDS
 from treegen.scoring.options import Scoring
 
-NO_REQUESTS = frozen(np.empty((2, 0)))
-"""Rows and epochs of no seats."""
+NO_REQUESTS = frozen(np.empty((len(RUNNING_FIELDS), 0)))
+"""The running requests of no seats."""
 
 
 class BatchForm(NamedTuple):

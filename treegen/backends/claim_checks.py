@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from treegen.backends.page_expansion import entries_of, queries_of, row_of
+from treegen.backends.page_expansion import entries_of, queries_of, reading_row, row_of
 
 FREE = tl.constexpr(0)
 PLANNED = tl.constexpr(1)
@@ -25,7 +25,8 @@ def state_of_request(
 ):  # fmt: skip
     """Returns the state of the request in a seat, whose row of the batch is `row`, and its length.
 
-    known [seats, SEAT_WORDS]: the plan's columns of seats. possible, with QUERIES: whether the offsets of its query
+    A request in the seat of one that has an heir has to have the pages in common as well. known [seats, SEAT_WORDS]:
+    the plan's columns of seats. possible, with QUERIES: whether the offsets of its query
     rows are possible. as_planned: whether their number is the planned one.
     """
     present_epoch = tl.load(seats + num_seats + seat)
@@ -42,7 +43,7 @@ def state_of_request(
     if QUERIES:
         is_known &= as_planned
     shares = is_known & (owner >= 0)
-    owner_row = row_of(seats, owner, shares, batch_rows)
+    owner_row = reading_row(seats, owner, end, shares, num_seats, batch_rows, True)
     owner_length = tl.load(seq_lens + owner_row, mask=owner_row >= 0, other=-1)
     owner_begin, owner_room = entries_of(
         table_rows, indptr, owner_row, owner_row >= 0, table_stride, width, NAMED, RAGGED
@@ -52,7 +53,13 @@ def state_of_request(
         fits &= possible
     holds = fits & ((owner < 0) | ((length >= end * P) & (owner_length >= end * P) & (end <= owner_room)))
     holds &= length >= least
+    heir_row = row_of(seats + 2 * num_seats, seat, is_known, batch_rows)
+    common = tl.load(seats + 3 * num_seats + seat, mask=is_known, other=0)
+    heir_length = tl.load(seq_lens + heir_row, mask=heir_row >= 0, other=0)
+    heir_begin, heir_room = entries_of(table_rows, indptr, heir_row, heir_row >= 0, table_stride, width, NAMED, RAGGED)
+    holds &= (common == 0) | ((length >= common * P) & (heir_length >= common * P) & (common <= heir_room))
     pages = tl.where(fits, (length + P - 1) // P, 0)
+    common = tl.where(holds, common, 0)
     end = tl.where(shares & holds, end, first)
     page = tl.arange(0, BLOCK)
     wrong = tl.zeros([BLOCK], tl.int32)
@@ -62,13 +69,15 @@ def state_of_request(
         claimed = (p + page >= first) & (p + page < end)
         own = tl.load(table + begin + p + page, mask=live, other=0)
         other = tl.load(table + owner_begin + p + page, mask=claimed, other=0)
+        inherited = live & (p + page < common)
+        of_heir = tl.load(table + heir_begin + p + page, mask=inherited, other=0)
         wrong |= ((own < 0) | (own >= num_pages)).to(tl.int32)
-        differs |= (claimed & (own != other)).to(tl.int32)
+        differs |= ((claimed & (own != other)) | (inherited & (own != of_heir))).to(tl.int32)
     for c in range(claim0, tl.where(is_known & holds, claim1, claim0)):
         owner = tl.load(claims + 3 * c)
         first = tl.load(claims + 3 * c + 1)
         end = tl.load(claims + 3 * c + 2)
-        owner_row = row_of(seats, owner, True, batch_rows)
+        owner_row = reading_row(seats, owner, end, True, num_seats, batch_rows, True)
         owned = owner_row >= 0
         owner_length = tl.load(seq_lens + owner_row, mask=owned, other=-1)
         owner_begin, owner_room = entries_of(table_rows, indptr, owner_row, owned, table_stride, width, NAMED, RAGGED)

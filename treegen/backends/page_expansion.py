@@ -18,6 +18,21 @@ def row_of(seats, seat, known, batch_rows):
 
 
 @triton.jit
+def reading_row(seats, seat, end_page, known, num_seats, batch_rows, CLAIMED: tl.constexpr):
+    """Returns the row in which a plan reads pages up to `end_page` of each seat, -1 for none: the row of the batch in
+    the seat, or that of the heir with whom the planned request had these pages in common.
+
+    CLAIMED: there is no row for more pages than the heir has, because the first of them would be read from the heir.
+    """
+    row = row_of(seats, seat, known, batch_rows)
+    heir_row = row_of(seats + 2 * num_seats, seat, known, batch_rows)
+    common = tl.load(seats + 3 * num_seats + seat, mask=known, other=0)
+    if CLAIMED:
+        row = tl.where(common > 0, -1, row)
+    return tl.where(end_page <= common, heir_row, row)
+
+
+@triton.jit
 def entries_of(table_rows, indptr, row, there, table_stride, width, NAMED: tl.constexpr, RAGGED: tl.constexpr):
     """Returns the offset of each row's page ids in the table, and the most page ids that it can have.
 

@@ -17,7 +17,7 @@ from treegen.codegen.kernel_signature import ItemTables, MergeTables
 from treegen.ir.arena import SURPLUS_MERGE, ArenaSizes
 from treegen.ir.arrays import Ints
 from treegen.ir.request_schedule import RequestSchedule
-from treegen.ir.request_tables import RequestTables
+from treegen.ir.request_tables import RUNNING_FIELDS, RequestTables
 from treegen.ir.work_items import ITEM_FIELDS
 from treegen.target.targets import takes_turns
 from treegen.target.tile_config import lanes_of
@@ -35,7 +35,7 @@ class RequestProgram:
     TritonProgram.bind, for these calls.
 
     form: the sizes and options that the program is made for. tables: the tables on the device, by their names in
-    RequestTables. seats: int32 `[2, seats]` on the device, the row of the batch in each seat and its epoch.
+    RequestTables. seats: int32 `[RUNNING_FIELDS, seats]` on the device, the running requests.
     """
 
     @for_kept_tensors()
@@ -45,8 +45,8 @@ class RequestProgram:
         device = form.pages.table.device
         table = torch.zeros(self._places.words, dtype=torch.int32, device=device)
         self._head = table[: self._places.copied]
-        self._running = table[self._places.running :][: 2 * room.seats]
-        self.seats = self._running.view(2, room.seats)
+        self._running = table[self._places.running :][: len(RUNNING_FIELDS) * room.seats]
+        self.seats = self._running.view(-1, room.seats)
         self._kept = staging_for(self._running, device) if taken_at_once(self._running, device) else None
         at = {name: table[place:] for name, place in self._places._asdict().items() if name not in ("copied", "words")}
         unused = table
@@ -86,7 +86,7 @@ class RequestProgram:
         self._head.copy_(head, non_blocking=True)
 
     def seat(self, requests: Ints) -> None:
-        """Takes the running requests, `[2, seats]`: the row of the batch in each seat (-1 for none) and the epoch."""
+        """Takes the running requests, `[RUNNING_FIELDS, seats]`."""
         running = staging_for(self._running, self._device) if self._kept is None else self._kept
         self._places.write_running(requests, self.form.room, running.numpy())
         self._running.copy_(running, non_blocking=True)

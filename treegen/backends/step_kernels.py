@@ -24,6 +24,7 @@ from treegen.backends.page_expansion import (
     expand,
     fill_up,
     queries_of,
+    reading_row,
     row_lengths,
     row_of,
     write_lone_item,
@@ -56,7 +57,8 @@ def read_entries(
     end = tl.load(entry + 2, mask=there, other=0)
     lo = tl.load(entry + 3, mask=there, other=0)
     hi = tl.load(entry + 4, mask=there, other=0)
-    row = row_of(seats, seat, there, batch_rows)
+    end_page = tl.where(end > 0, (end + P - 1) // P, 2**31 - 1)
+    row = reading_row(seats, seat, end_page, there, num_seats, batch_rows, False)
     most_tokens = tl.load(known + seat * SEAT_WORDS + 1, mask=there, other=0)
     length = tl.load(seq_lens + row, mask=row >= 0, other=0)
     begin, room = entries_of(table_rows, indptr, row, row >= 0, table_stride, width, NAMED, RAGGED)
@@ -87,10 +89,10 @@ def read_requests(
 ):  # fmt: skip
     """Expands the plan's items, PARTS thread blocks for each, and checks the requests, one thread block for a seat.
 
-    seats [2, seats]: rows of the batch and epochs. seq_lens, table_rows [batch_rows] and indptr [batch_rows + 1]: see
-    PageTable. queries [seats, QUERY_WORDS], row_number, merge_number: see treegen.ir.request_tables. items: those of
-    the plan. flags [3]: the last step in which a request was alone, the last step with an impossible page id, length or
-    number of query rows, and this step.
+    seats [RUNNING_FIELDS, seats]; queries [seats, QUERY_WORDS], row_number, merge_number: see
+    treegen.ir.request_tables. seq_lens, table_rows [batch_rows] and indptr [batch_rows + 1]: see PageTable. items:
+    those of the plan. flags [3]: the last step in which a request was alone, the last step with an impossible page id,
+    length or number of query rows, and this step.
     """
     if DEPENDENT:
         tl.extra.cuda.gdc_launch_dependents()

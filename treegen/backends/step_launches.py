@@ -86,7 +86,7 @@ def counters_of(tables: Mapping[str, torch.Tensor]) -> torch.Tensor:
 def step_launches(
     form: BatchForm, tables: Mapping[str, torch.Tensor], seats: torch.Tensor, capability: int
 ) -> tuple[KernelLaunch, KernelLaunch]:
-    """Makes the launches of both step kernels. seats: `[2, seats]`, rows of the batch and epochs."""
+    """Makes the launches of both step kernels. seats: `[RUNNING_FIELDS, seats]`."""
     watch_compiles()
     common = _Common.of(form, tables, seats, dependent=starts_launches_early(capability))
     return _read(common), _deal(common) if form.room.chunk else _settle(common)

@@ -12,6 +12,7 @@ from treegen.backends.torch_program import TorchProgram
 from treegen.ir.arrays import Ints
 from treegen.ir.errors import InputError
 from treegen.ir.request_schedule import RequestSchedule
+from treegen.ir.request_tables import NO_REQUEST
 from treegen.schedule.expand import RunningRequests, expanded
 
 
@@ -21,7 +22,7 @@ class TorchRequestProgram:
     @for_kept_tensors()
     def __init__(self, form: BatchForm) -> None:
         self._form = form
-        self._made, self.seats = no_plan(form.room), np.full((2, form.room.seats), -1, np.int32)
+        self._made, self.seats = no_plan(form.room), NO_REQUEST.repeat(form.room.seats, 1)
         self._program: TorchProgram | None = None
         self.counters = torch.zeros(6, dtype=torch.int64, device="cpu")
 
@@ -34,7 +35,7 @@ class TorchRequestProgram:
         """See RequestProgram."""
         seats = self._form.room.seats
         count = min(requests.shape[1], seats)
-        taken = np.full((2, seats), -1, np.int32)
+        taken = NO_REQUEST.repeat(seats, 1)
         taken[:, :count] = requests[:, :count]
         self.seats = taken
 

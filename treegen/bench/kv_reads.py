@@ -13,13 +13,13 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from treegen.cost.planned_requests import PlannedRequests
 from treegen.engine.attention_kernels import AttentionKind, KernelMaker, StepKernel
 from treegen.engine.step import Step
 from treegen.ir.arrays import Bools, Ints, Longs, offsets, ragged_ranges
 from treegen.ir.live_batch import LiveBatch
 from treegen.ir.request_schedule import RequestSchedule
 from treegen.runtime.batch_kernel import BatchKernel
+from treegen.runtime.planned_requests import PlannedRequests
 
 
 class ReadTokens(NamedTuple):
@@ -160,10 +160,12 @@ class _NotedKernel:
                 continue
             if plan is not known:
                 known, groups, requests = plan, _Groups.of(plan), PlannedRequests(plan)
-            served = ~requests.served_alone(batch) & (tokens > 0)
+            by_plan = requests.served(batch) if plan.chunks is not None else requests.inherit(batch)
+            served = by_plan.planned & (tokens > 0)
             both = min(len(served), len(plan.most))
             served[:both] &= tokens[:both] <= plan.most[:both]
-            read += int(own[~served].sum()) + groups.tokens(served, tokens, begin)
+            common = requests.running(batch, by_plan.others)[3] * np.int64(batch.page_size)
+            read += int(own[~served].sum()) + groups.tokens(served, tokens, begin, common)
         return read, paths
 
 
@@ -201,12 +203,15 @@ class _Groups(NamedTuple):
         indptr = offsets(np.bincount(group.ravel(), hi - lo, len(first)).astype(np.int64))
         return cls(plan.entries[first, :3], plan.schedule.rows[listed], indptr)
 
-    def tokens(self, served: Bools, tokens: Ints, begin: Ints) -> int:
-        """Counts the tokens that the branches in the seats `served` read, at these lengths and window begins."""
+    def tokens(self, served: Bools, tokens: Ints, begin: Ints, common: Longs) -> int:
+        """Counts the tokens that the branches in the seats `served` read, at these lengths and window begins.
+
+        common: by seat, the first tokens that are read from another branch, because this one has ended.
+        """
         if not len(self.entries):
             return 0
         seat, first, end = self.entries.T.astype(np.int64)
-        length = tokens[seat]
+        length = np.where(end <= common[seat], np.maximum(end, tokens[seat]), tokens[seat])
         end = np.where(end > 0, np.minimum(end, length), length + end)
         first = np.where(first < 0, length + first, np.maximum(first, begin[seat]))
         reads = np.add.reduceat(served[self.seats].astype(np.int64), self.indptr[:-1]) > 0

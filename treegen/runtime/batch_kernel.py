@@ -121,7 +121,9 @@ class BatchKernel(ExplainedKernel):
         self._begun = self.program.counters[:1].clone()
         try:
             self.replanning.note_plan(begun.batch, begun.then, planned)
-            self._take_seats(begun.batch, planned)
+            self.program.load(planned.schedule, self.replanning.running(begun.batch))
+            self._planned = planned
+            self.replanning.note_seats(begun.batch)
         except BaseException:  # stopped in the middle: the next call plans anew
             self.replanning.forget_plan()
             raise
@@ -145,8 +147,6 @@ class BatchKernel(ExplainedKernel):
             InputError, StrategyError: As of `update`.
         """
         new, moved = self.replanning.is_new(batch), self.replanning.has_moved(batch)
-        if moved:
-            self.replanning.inherit(batch)
         if new or (moved and self.replanning.cannot_wait(batch)):
             return self._plan(self._begin(batch, self._options.strategy))
         if moved:
@@ -194,19 +194,9 @@ class BatchKernel(ExplainedKernel):
             InputError: As of `update`.
         """
         rows = check_batch(self.form, batch)
-        self.replanning.inherit(batch)
-        self._take_seats(batch, self._planned)
-        self._rows = rows
-
-    def _take_seats(self, batch: LiveBatch, planned: BatchPlan | None) -> None:
-        """Takes the seats, and the schedule of a plan if that is new or has changed."""
-        seats, changed = self.replanning.seats(batch), self.replanning.changed
-        if planned is None or changed is None:
-            self.program.seat(seats)
-        else:
-            self.program.load(changed, seats)
-            self._planned = planned._replace(schedule=changed)
+        self.program.seat(self.replanning.running(batch))
         self.replanning.note_seats(batch)
+        self._rows = rows
 
     def step(self) -> None:
         """Reads the page table and lengths, for all calls up to the next step."""

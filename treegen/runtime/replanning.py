@@ -14,16 +14,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from treegen.cost.late_requests import LateCost, LatePlan
-from treegen.cost.planned_requests import ALONE_US, Served
 from treegen.cost.token_rates import TokenRates
 from treegen.ir.arrays import Ints, largest
 from treegen.ir.live_batch import LiveBatch
-from treegen.ir.request_schedule import RequestSchedule
 from treegen.ir.request_tables import RequestRoom
 from treegen.ir.tree import Tree
 from treegen.ir.tree.less_sharing import without_small_shares
 from treegen.runtime.batch_plans import BatchPlan
+from treegen.runtime.late_plan import LateCost, LatePlan
+from treegen.runtime.planned_requests import ALONE_US, Served, running_requests
 from treegen.runtime.steady_sharing import SteadySharing
 
 GROWN = 128
@@ -69,7 +68,7 @@ class Replanning:
     """Compares a batch with its last plan, and decides when a new plan pays.
 
     room: the room of the kernel's tables. rates: the time that tokens take. plans: plans so far. layers: calls of the
-    last step with calls. calls: calls since then. changed: a schedule that the kernel has not loaded yet.
+    last step with calls. calls: calls since then.
     """
 
     def __init__(self, room: RequestRoom, rates: TokenRates) -> None:
@@ -79,9 +78,7 @@ class Replanning:
         self._late_plan: LatePlan | None = None
         self._served: tuple[tuple[int, int], Served] | None = None  # by the plan, with counters of the batch
         self._cost: LateCost | None = None  # of that
-        self._inherited: Served | None = None  # that, once heirs have been looked for
         self.plans, self.layers, self.calls = 0, _USUAL_LAYERS, 0
-        self.changed: RequestSchedule | None = None
         self._late_us = 0.0  # how much longer one layer has taken since the last plan, summed over steps
         self._steps = 0  # these steps
         self._sharing = SteadySharing()
@@ -93,16 +90,14 @@ class Replanning:
         np.maximum.at(shared, then.shared_with.take(sharing), then.shared_tokens.take(sharing))  # also of owners
         self._late_plan = LatePlan(planned.schedule, planned.problem.tree, shared, self._room, self._rates)
         self._served, self._seen = None, _PlannedBatch(batch, then.changes, len(then), then.tokens)
-        self.changed = planned.schedule
-        self.inherit(batch)
 
     def forget_plan(self) -> None:
         """Forgets the plan that was noted last, so that the next `prepare` or `refresh` makes another."""
-        self._seen = self.changed = None
+        self._seen = None
 
     def note_seats(self, batch: LiveBatch) -> None:
-        """Notes that the kernel knows the present seats of the batch, and the changed schedule."""
-        self._seated, self.changed = (batch, batch.moves), None
+        """Notes that the kernel knows the present seats of the batch."""
+        self._seated = batch, batch.moves
 
     def note_step(self) -> None:
         """Notes the beginning of a step, and takes the calls of the last one as its layers."""
@@ -197,33 +192,20 @@ class Replanning:
         parts = self._parts(self._late_cost(batch))
         return self._late_us * self.layers > max(_LOST_US / parts, _LEAST_LOST_US)
 
-    def inherit(self, batch: LiveBatch) -> None:
-        """Lets others take over what the present plan reads from requests that have ended; not if it is in chunks."""
-        if self._late_plan is None or self._room.chunk or self.is_new(batch):
-            return
-        served = self._served_by_plan(batch)
-        if served is self._inherited:
-            return
-        made = self._late_plan.inherited(batch, served)
-        if made is not None:
-            self.changed, self._served = made, None
-            served = self._served_by_plan(batch)
-        self._inherited = served
-
-    def seats(self, batch: LiveBatch) -> Ints:
-        """Returns the rows and the epochs of seats, `[2, seats]`, as the kernel is to see them: with the epochs of the
-        plan where it serves other requests than it was made for.
-        """
-        if self._late_plan is None or self.is_new(batch) or not len((served := self._served_by_plan(batch)).others):
-            return batch.rows_and_epochs
-        return np.array([batch.row, self._late_plan.epochs(batch, served)])
+    def running(self, batch: LiveBatch) -> Ints:
+        """Returns the running requests as the kernel is to see them, `[RUNNING_FIELDS, seats]`."""
+        if self._late_plan is None or self.is_new(batch):
+            return running_requests(batch)
+        return self._late_plan.requests.running(batch, self._served_by_plan(batch).others)
 
     def _served_by_plan(self, batch: LiveBatch) -> Served:
-        """Returns which requests the present plan serves."""
+        """Returns which requests the present plan serves, after heirs have taken over from those that have ended."""
         assert self._late_plan is not None
         at = batch.changes, batch.moves
         if self._served is None or self._served[0] != at:
-            self._served, self._cost = (at, self._late_plan.requests.served(batch)), None
+            requests = self._late_plan.requests
+            served = requests.served(batch) if self._room.chunk else requests.inherit(batch)
+            self._served, self._cost = (at, served), None
         return self._served[1]
 
     def _late_cost(self, batch: LiveBatch) -> LateCost:

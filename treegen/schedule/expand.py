@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from treegen.ir.arrays import Ints, Longs, frozen, offsets
+from treegen.ir.arrays import INT32_MAX, Ints, Longs, frozen, offsets
 from treegen.ir.kernel_config import KernelConfig
 from treegen.ir.request_schedule import NO_EPOCH, RequestSchedule
 from treegen.ir.schedule import Schedule
@@ -22,7 +22,7 @@ FREE, PLANNED, NEW, OUTGROWN, REFUTED, INVALID = range(6)
 class RunningRequests(NamedTuple):
     """The running requests, on the host.
 
-    seats: `[2, seats]`, the row of the batch in each seat (-1 for a free seat), and its epoch. length: tokens of each
+    seats: `[RUNNING_FIELDS, seats]`, see treegen.ir.request_tables. length: tokens of each
     row of the batch. pages: page ids of each row of the batch. num_pages: pages of the cache, above all page ids.
     most_tokens: the most tokens of a request. page_size: tokens of a page. queries: `[rows + 1]`, offsets of the query
     rows of each row of the batch; None where each has one. most_queries: the most query rows of all requests.
@@ -48,6 +48,11 @@ class RunningRequests(NamedTuple):
         """Counts the tokens that query row `number` of a row of the batch sees."""
         return max(int(self.length[row]) - len(self.query_rows(row)) + number + 1, 0)
 
+    def reading_row(self, seat: int, end_page: int) -> int:
+        """Returns the row in which a plan reads pages up to `end_page` of a seat: that in the seat, or its heir's."""
+        row, _, heir_row, common = self.seats[:, seat].tolist()
+        return int(heir_row if end_page <= common else row)
+
     def own_pages(self, row: int) -> Ints:
         """Returns the pages that hold a row's tokens."""
         count = -(-int(self.length[row]) // self.page_size)
@@ -72,7 +77,7 @@ class RunningRequests(NamedTuple):
 
 def states_of(made: RequestSchedule, requests: RunningRequests) -> Ints:
     """Finds the state of every seat, as treegen.backends.claim_checks.state_of_request does."""
-    rows, epochs = requests.seats
+    rows, epochs, _, common = requests.seats
     states = np.zeros(len(rows), np.int32)
     for seat in np.flatnonzero((rows >= 0) & (rows < len(requests.length))).tolist():
         row = int(rows[seat])
@@ -84,7 +89,7 @@ def states_of(made: RequestSchedule, requests: RunningRequests) -> Ints:
         elif not known:
             states[seat] = NEW
         elif not _is_long_enough(made, seat, requests) or not all(
-            _holds(claim, row, requests) for claim in _claims(made, seat)
+            _holds(claim, row, requests) for claim in _claims(made, seat, common)
         ):
             states[seat] = REFUTED
         else:
@@ -97,15 +102,18 @@ def _is_long_enough(made: RequestSchedule, seat: int, requests: RunningRequests)
     return bool(requests.length[requests.seats[0, seat]] >= made.least[seat])
 
 
-def _claims(made: RequestSchedule, seat: int) -> list[list[int]]:
+def _claims(made: RequestSchedule, seat: int, common: Ints) -> list[list[int]]:
+    """Lists the claims of a seat, with that on the heir of the planned request."""
     claims: list[list[int]] = made.claims_of(seat).tolist()
-    return claims
+    return [*claims, [seat, 0, int(common[seat])]] if common[seat] else claims
 
 
 def _holds(claim: list[int], row: int, requests: RunningRequests) -> bool:
     """Says whether a row and the claim's owner have the same pages, where the plan claims so."""
     owner, first, end = claim
-    above = int(requests.seats[0, owner]) if owner < requests.seats.shape[1] else -1
+    if owner < requests.seats.shape[1] and 0 < requests.seats[3, owner] < end:  # the first pages are read from the heir
+        return False
+    above = requests.reading_row(owner, end) if owner < requests.seats.shape[1] else -1
     if not 0 <= above < len(requests.length) or end > len(requests.pages[above]):
         return False
     if min(requests.length[row], requests.length[above]) < end * requests.page_size:
@@ -259,7 +267,7 @@ def _joined(runs: list[tuple[Longs, Longs, Longs]]) -> Longs:
 def _clamped(entry: list[int], requests: RunningRequests, window_begin: int) -> tuple[int, int, int]:
     """Finds the row of the batch that an entry names, and the tokens for its present length."""
     seat, first, end, _, _ = entry
-    row = int(requests.seats[0, seat])
+    row = requests.reading_row(seat, -(-end // requests.page_size) if end > 0 else INT32_MAX)
     length = int(requests.length[row])
     end = min(end, length) if end > 0 else max(length + end, 0)
     return row, max(length + first, 0) if first < 0 else max(first, window_begin), end

@@ -5,16 +5,15 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from support import planned_batches
-from support.planned_batches import alone
 from treegen import LiveBatch
-from treegen.cost.planned_requests import PlannedRequests
+from treegen.ir.arrays import INT32_MAX
 from treegen.ir.request_schedule import NO_EPOCH, RequestSchedule
+from treegen.ir.seat_sharing import begin_alike
 from treegen.runtime.batch_kernel import BatchKernel
 from treegen.runtime.replanning import Replanning
 from treegen.strategies import cohort
@@ -32,8 +31,40 @@ def schedule_of(kernel: BatchKernel) -> RequestSchedule:
     return kernel.planned.schedule
 
 
-def owners(kernel: BatchKernel) -> set[int]:
-    return set(schedule_of(kernel).claims[:, 0].tolist())
+def owners(kernel: BatchKernel, batch: LiveBatch) -> set[int]:
+    """The seats whose rows of the page table the kernel compares with others'."""
+    claims = schedule_of(kernel).claims[:, [0, 2]].tolist()
+    found = {reading_row(kernel, owner, end) for owner, end in claims}
+    return {seat for seat in batch.seats.tolist() if batch.row[seat] in found}
+
+
+def reading_row(kernel: BatchKernel, seat: int, end_page: int) -> int:
+    """The row in which the kernel reads pages up to this one of the request that was planned in a seat."""
+    row, _, heir_row, common = kernel.program.seats[:, seat].tolist()
+    return int(heir_row if end_page <= common else row)
+
+
+def alone(kernel: BatchKernel, batch: LiveBatch) -> list[int]:
+    """The seats that the kernel serves alone: by what it was told of them, and by whom they share pages with."""
+    made, told = schedule_of(kernel), kernel.program.seats
+    seat_in = {int(batch.row[seat]): seat for seat in batch.seats.tolist()}
+
+    def holds(seat: int, owner: int, end: int) -> bool:
+        common = int(told[3, owner])
+        other = -1 if owner != seat and 0 < common < end else seat_in.get(reading_row(kernel, owner, end), -1)
+        tokens = end * PAGE
+        return other >= 0 and min(batch.tokens[[seat, other]]) >= tokens and (
+            begin_alike(batch.shared_with, batch.shared_tokens, seat, other, tokens)
+        )  # fmt: skip
+
+    def is_served(seat: int) -> bool:
+        if seat >= len(made.epoch) or not made.epoch[seat] == told[1, seat] != NO_EPOCH:
+            return False
+        claims = [(owner, end) for owner, _, end in made.claims_of(seat).tolist()]
+        claims += [(seat, int(told[3, seat]))] if told[3, seat] else []
+        return all(holds(seat, *claim) for claim in claims)
+
+    return [seat for seat in batch.seats.tolist() if not is_served(seat)]
 
 
 def test_who_shares_with_an_ended_request_is_served_by_the_plan() -> None:
@@ -42,12 +73,12 @@ def test_who_shares_with_an_ended_request_is_served_by_the_plan() -> None:
     first = batch.add(4100)
     sharing = [batch.add(4100, first, tokens) for tokens in (3200, 4080, 4000, 3200)]
     kernel.prepare(batch)
-    assert owners(kernel) == {first}
+    assert owners(kernel, batch) == {first}
     for ended, heir in itertools.pairwise((first, sharing[1], sharing[2])):
         batch.finish(ended)
         assert not kernel.prepare(batch)
         assert alone(kernel, batch) == []
-        assert owners(kernel) == {heir}
+        assert owners(kernel, batch) == {heir}
     assert kernel.counters()["plans"] == 1
 
 
@@ -76,7 +107,7 @@ def test_the_seat_of_one_that_shared_more_than_the_heir_is_not_served() -> None:
     batch.finish(more)
     batch.finish(first)
     kernel.seat(batch)
-    assert owners(kernel) == {heir}
+    assert owners(kernel, batch) == {heir}
     assert (batch.add(200), batch.add(200, heir, 192)) == (first, more)
     kernel.seat(batch)
     assert alone(kernel, batch) == [first, more]
@@ -87,12 +118,11 @@ def test_no_heir_follows_where_another_request_takes_the_seat_and_shares_as_much
     first = batch.add(4100)
     sharing = [batch.add(4100, first, 4000) for _ in range(4)]
     kernel.prepare(batch)
-    made = schedule_of(kernel)
     batch.finish(first)
     assert batch.fork(sharing[0]) == first
     kernel.prepare(batch)
     assert alone(kernel, batch) == []
-    assert schedule_of(kernel) is made
+    assert owners(kernel, batch) == {first}
 
 
 def test_a_plan_in_parts_knows_who_has_ended_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +137,7 @@ def test_a_plan_in_parts_knows_who_has_ended_meanwhile(monkeypatch: pytest.Monke
     while not kernel.refresh(batch):
         pass
     assert alone(kernel, batch) == []
-    assert owners(kernel) <= {*sharing}
+    assert owners(kernel, batch) <= {*sharing}
 
 
 def test_a_plan_that_was_not_loaded_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,23 +189,27 @@ def test_requests_read_their_own_pages_whoever_has_ended(data: st.DataObject) ->
     if not len(batch):
         return
     kernel.update(batch)
-    most_claims = len(schedule_of(kernel).claims)
     for _ in range(4):
         events(2)
         kernel.seat(batch)
         check_reads(kernel, batch, pages)
-        assert len(schedule_of(kernel).claims) <= most_claims
 
 
 def check_reads(kernel: BatchKernel, batch: LiveBatch, pages: dict[int, list[int]]) -> None:
     """Checks every entry of the plan for every row that a step kernel would serve by it."""
-    made, told = schedule_of(kernel), kernel.replanning.seats(batch)[1]
+    made, (_, told, _, common) = schedule_of(kernel), kernel.replanning.running(batch)
+    pages_in = {int(batch.row[seat]): of_seat for seat, of_seat in pages.items()}
 
     def is_served(seat: int) -> bool:
         known = seat in pages and seat < len(made.epoch) and made.epoch[seat] == told[seat] != NO_EPOCH
+        claims = made.claims_of(seat).tolist() if known else []
+        if any(0 < common[owner] < end for owner, _, end in claims):
+            return False
+        claims += [[seat, 0, int(common[seat])]]
         return known and int(made.least[seat]) <= int(batch.tokens[seat]) <= int(made.most[seat]) and all(
-            len(pages[seat]) >= end and pages.get(owner, [])[first:end] == pages[seat][first:end]
-            for owner, first, end in made.claims_of(seat).tolist()
+            len(pages[seat]) >= end
+            and pages_in.get(reading_row(kernel, owner, end), [])[first:end] == pages[seat][first:end]
+            for owner, first, end in claims
         )  # fmt: skip
 
     read: Counter[int] = Counter()
@@ -183,10 +217,11 @@ def check_reads(kernel: BatchKernel, batch: LiveBatch, pages: dict[int, list[int
         seats = made.schedule.rows[row0 : row0 + rows].tolist()
         for owner, first, end, lo, hi in made.entries[made.entry_indptr[item] : made.entry_indptr[item + 1]].tolist():
             for seat in filter(is_served, seats[lo:hi]):
-                length = int(batch.tokens[owner]) if owner in pages else 0
+                row = reading_row(kernel, owner, -(-end // PAGE) if end else INT32_MAX)
+                length = next((int(batch.tokens[each]) for each in pages if batch.row[each] == row), 0)
                 end_of_entry = length if end == 0 else min(end, length)
                 own = slice(first // PAGE, -(-end_of_entry // PAGE))
-                assert end_of_entry <= first or pages[owner][own] == pages[seat][own]
+                assert end_of_entry <= first or pages_in[row][own] == pages[seat][own]
                 read[seat] += max(end_of_entry - first, 0)
     assert all(read[seat] == batch.tokens[seat] for seat in pages if is_served(seat))
 
@@ -197,9 +232,7 @@ def test_a_schedule_without_claims_has_no_heirs(seats: int) -> None:
     for _ in range(seats):
         batch.add(300)
     kernel.prepare(batch)
-    made = schedule_of(kernel)
     batch.finish(0)
     kernel.prepare(batch)
-    requests = PlannedRequests(made)
-    assert requests.heirs(batch, requests.served(batch)).shape == (3, 0)
-    assert np.array_equal(schedule_of(kernel).claims, made.claims)
+    assert alone(kernel, batch) == []
+    assert not kernel.program.seats[3].any()

@@ -10,7 +10,8 @@ from treegen.cost.token_rates import TokenRates
 from treegen.ir.arrays import Bools, Ints, Longs, largest
 from treegen.ir.live_batch import LiveBatch
 from treegen.ir.request_schedule import NO_EPOCH, RequestSchedule
-from treegen.ir.seat_sharing import begin_alike, share
+from treegen.ir.request_tables import NO_REQUEST
+from treegen.runtime.planned_claims import PlannedClaims
 
 _LOOKED_AT = 64
 """The most new requests in others' seats that are looked at; with more of them a new plan is due."""
@@ -20,7 +21,6 @@ ALONE_US = 4.0
 On an H200 one of 500 to 40,000 tokens adds 0 to 5 us to layers of 24 to 89 us (8:1 heads). With 1, steps of 128
 requests of a recorded server take 1.03 times as long, because plans are in use for longer.
 """
-_NO_HEIRS = np.empty((3, 0), np.int64)
 _NO_SEATS = np.empty(0, bool)
 _NOBODY = NO_EPOCH, 0
 
@@ -44,42 +44,49 @@ class PlannedRequests:
     def __init__(self, made: RequestSchedule, tokens: Longs | None = None, rates: TokenRates | None = None) -> None:
         self._tokens, self._rates = tokens, rates
         self.with_queries = made.queries is not None
-        self._begun: dict[int, tuple[int, int]] = {}  # by seat: the epoch of another request, and its tokens then
-        self._take(made)
-
-    def _take(self, made: RequestSchedule) -> None:
         self.made, self.epochs = made, made.epoch
-        self._known, self._of_claims = made.epoch != NO_EPOCH, _table_of_claims(made)
-        self._owners = frozenset(self._of_claims[1].tolist())
+        self._known, self._claims = made.epoch != NO_EPOCH, PlannedClaims(made)
+        self._begun: dict[int, tuple[int, int]] = {}  # by seat: the epoch of another request, and its tokens then
         self._seen: Ints | None = None  # rows, epochs and sharing by seat, when `served` was asked last
         self._same = _NO_SEATS
         self._arrived: set[int] = set()  # the seats of requests that the plan was not made for
         self._others: set[int] = set()  # those that it serves
-        self._ended: set[int] = set()  # owners that ended since `heirs` was asked last
+        self._ended: set[int] = set()  # owners that ended, and have not been looked at for heirs
 
-    def inherit(self, heirs: Longs, page_size: int) -> None:
-        """Lets heirs take over what the plan reads from ended requests. See RequestSchedule.inherited."""
-        self._take(self.made.inherited(heirs, page_size))
-
-    def heirs(self, batch: LiveBatch, served: Served) -> Longs:
-        """Finds heirs of requests that ended since the last call and whose pages others share; see
-        RequestSchedule.inherited.
+    def inherit(self, batch: LiveBatch) -> Served:
+        """Lets heirs take over what the plan reads from ended requests; then tells which requests it serves.
 
         The heir is, of the requests that still run, the one that shares most with the ended one. None is needed where
-        all others, or all but one, share as much with a request that has come into the seat and is served there.
+        all others, or all but one, share as much with a request that has come into the seat and is served there. The
+        first pages of the ended request that its heir has, too, are read from the heir, and claims on them are claims
+        on the heir; whoever comes into the seat of the ended request has to share these pages as well. Claims on more
+        pages of the ended request do not hold any more.
         """
-        found = []
+        served, again = self.served(batch), set[int]()
         for owner in sorted(self._ended):
-            claims = self._claims_on(owner)
-            claims = claims.compress(served.same.take(self._of_claims[0].take(claims)))
-            lost = len(self._lost(batch, claims))
+            claims = self._claims.of_running(owner, served.same)
+            lost = len(self._claims.lost(batch, claims))
             served.worse |= lost > 0
             if lost > (owner in self._others):
-                pages = self._of_claims[2].take(claims)
-                heir = claims.compress(pages == largest(pages)).item(-1)
-                found.append((owner, self._of_claims.item(0, heir), self._of_claims.item(2, heir)))
+                again |= {owner} | self._claims.relying_on(owner)
+                self._claims.pass_on(owner, claims)
         self._ended.clear()
-        return np.array(found, np.int64).T if found else _NO_HEIRS
+        if again := again & self._arrived:
+            served.worse |= self._look_again(batch, again)
+            served.others = self._sorted_others()
+        return served
+
+    def running(self, batch: LiveBatch, others: Longs) -> Ints:
+        """Returns the running requests of a batch as kernels are to see them, `[RUNNING_FIELDS, seats]`.
+
+        others: as of `Served`.
+        """
+        table = running_requests(batch)
+        if len(others):
+            table[1, others] = self.epochs.take(others)
+        for ended, (heir, pages) in self._claims.heirs.items():
+            table[2:, ended] = batch.row.item(heir), pages
+        return table
 
     def served(self, batch: LiveBatch) -> Served:
         """Tells which requests of a later batch the plan serves.
@@ -96,7 +103,7 @@ class PlannedRequests:
             changed, worse = {*(now != self._seen).nonzero()[1].tolist()}, False
             self._seen[:], self._same = now, self._same.copy()
         worse |= self._look_at(batch, changed)
-        return Served(self, batch, self._same, np.array(sorted(self._others), np.int64), worse)
+        return Served(self, batch, self._same, self._sorted_others(), worse)
 
     def _look_at(self, batch: LiveBatch, changed: set[int]) -> bool:
         """Updates which requests are the same as planned, and which others the plan serves. Returns whether one of
@@ -109,7 +116,7 @@ class PlannedRequests:
                 worse |= runs
             else:
                 self._same[seat] = same = runs and batch.epoch.item(seat) == self.epochs.item(seat)
-                if not same and seat in self._owners:
+                if not same and seat in self._claims.owners:
                     ended.append(seat)
                 if runs and not same:
                     again.add(seat)
@@ -118,25 +125,32 @@ class PlannedRequests:
                     self._others.discard(seat)
         if self._arrived:
             for owner in ended:
-                again |= self._arrived.intersection(self._of_claims[0].take(self._claims_on(owner)).tolist())
+                again |= self._arrived & self._claims.relying_on(owner)
         self._arrived |= again
-        self._ended.update(ended, again & self._owners)
+        self._ended.update(ended, again & self._claims.owners)
         if len(again) > _LOOKED_AT:  # the plan serves none of them
             self._others.clear()
             self._seen = None
             return True
-        for seat in again:
+        return self._look_again(batch, again) or worse
+
+    def _look_again(self, batch: LiveBatch, arrived: set[int]) -> bool:
+        """Decides whether the plan serves requests that it was not made for; returns what `_look_at` does."""
+        worse = False
+        for seat in arrived:
             epoch, shared = batch.epoch.item(seat), batch.shared_tokens.item(seat)
             if self._begun.get(seat, _NOBODY)[0] != epoch:
                 self._begun[seat] = epoch, batch.tokens.item(seat)
-            claims = self.made.claim_numbers(seat)
-            if self._fits(batch, seat, shared, claims):
+            if self._fits(batch, seat, shared):
                 self._others.add(seat)
-                worse |= shared > (self._of_claims.item(2, claims[-1]) * batch.page_size if claims else 0)
+                worse |= shared > self._claims.most_tokens(batch, seat)
             else:
                 self._others.discard(seat)
                 worse = True
         return worse
+
+    def _sorted_others(self) -> Longs:
+        return np.array(sorted(self._others), np.int64)
 
     def served_alone(self, batch: LiveBatch) -> Bools:
         """Tells for each seat of a later batch whether its request is served alone."""
@@ -158,9 +172,10 @@ class PlannedRequests:
         if len(others):
             tokens = batch.tokens.take(others)
             planned[others] = (tokens <= made.most.take(others)) & (tokens >= made.least.take(others))
-        kept = same.take(self._of_claims[1])
+        kept = same.take(self._claims.table[1])
         if np.count_nonzero(kept) < len(kept):
-            planned[self._failing(batch, (~kept).nonzero()[0])] = False
+            lost = self._claims.lost(batch, (~kept).nonzero()[0])
+            planned[self._claims.table[0].take(lost)] = False
         if made.queries is not None or largest(batch.rows) > 1:
             rows = np.ones(len(planned), np.int32)
             if made.queries is not None:
@@ -171,28 +186,21 @@ class PlannedRequests:
 
     def lost_claims(self, same: Bools) -> int:
         """Counts the claims on seats whose requests have gone. same: see above."""
-        kept = same.take(self._of_claims[1])
+        kept = same.take(self._claims.table[1])
         return len(kept) - int(np.count_nonzero(kept))
 
     def begun(self, seats: Longs) -> Longs:
         """Returns the tokens that other requests in these seats had when they were first looked at."""
         return np.array([self._begun[seat][1] for seat in seats.tolist()], np.int64)
 
-    def _fits(self, batch: LiveBatch, seat: int, shared: int, claims: range) -> bool:
+    def _fits(self, batch: LiveBatch, seat: int, shared: int) -> bool:
         """Says whether the plan has room for another request than planned, which is not faster alone and shares with
-        the requests in other seats what the plan assumes. shared: the tokens that it shares. claims: those of its seat.
+        the requests in other seats what the plan assumes. shared: the tokens that it shares.
         """
-        most, least, tokens = self.made.most, self.made.least, self._begun[seat][1]
-        if not least.item(seat) <= tokens <= most.item(seat) or self._is_faster_alone(seat, tokens, shared):
+        tokens = self._begun[seat][1]
+        if not self.made.least.item(seat) <= tokens <= self.made.most.item(seat):
             return False
-        for claim in claims:
-            owner, tokens = self._of_claims.item(1, claim), self._of_claims.item(2, claim) * batch.page_size
-            if not (
-                min(batch.tokens.item(seat), batch.tokens.item(owner)) >= tokens
-                and begin_alike(batch.shared_with, batch.shared_tokens, seat, owner, tokens)
-            ):
-                return False
-        return True
+        return not self._is_faster_alone(seat, tokens, shared) and self._claims.hold(batch, seat)
 
     def _is_faster_alone(self, seat: int, tokens: int, shared: int) -> bool:
         """Says whether a request is faster alone than in the place of a shorter one.
@@ -206,32 +214,14 @@ class PlannedRequests:
         again = max(shared - tokens + rates.read_of(tokens), 0)
         return longer_us > ALONE_US + again * rates.token_us
 
-    def _claims_on(self, owner: int) -> Longs:
-        """Returns the claims that requests share pages with the one in this seat."""
-        claims: Longs = (self._of_claims[1] == owner).nonzero()[0]
-        return claims
-
-    def _failing(self, batch: LiveBatch, claims: Longs) -> Longs:
-        """Returns the seats of those of these claims that do not hold for the requests that are now in the seats."""
-        failing: Longs = self._of_claims[0].take(self._lost(batch, claims))
-        return failing
-
-    def _lost(self, batch: LiveBatch, claims: Longs) -> Longs:
-        """Returns those of these claims that do not hold for the requests that are now in the seats."""
-        table = self._of_claims.take(claims, 1)
-        pairs, tokens = table[:2], table[2] * batch.page_size
-        holds = share(batch.shared_with, batch.shared_tokens, pairs, tokens)
-        holds &= (batch.tokens.take(pairs) >= tokens).all(0)
-        return claims.compress(~holds)
-
 
 class Served:
     """Which requests of a batch a plan serves. It is asked before the batch changes.
 
     same: by seat, whether the request that the plan was made for still runs. others: the seats, ascending, in which the
     plan serves another request than it was made for, unless that has got too long or too short since it came; the
-    kernel is given the plan's epoch there. worse: whether, since the plan was asked before, requests may have come to be
-    served alone, or to share more than the plan assumes.
+    kernel is given the plan's epoch there. worse: whether requests may have come to be served alone, or to share more
+    than the plan assumes, since the last call of `PlannedRequests.served`.
     """
 
     def __init__(self, requests: PlannedRequests, batch: LiveBatch, same: Bools, others: Longs, worse: bool) -> None:
@@ -244,8 +234,8 @@ class Served:
         return self._requests.planned(self._batch, self.same, self.others)
 
 
-def _table_of_claims(made: RequestSchedule) -> Longs:
-    """Lists a plan's claims, `[3, claims]`: the seat, the owner's seat, and the number of pages of each."""
-    table = np.empty((3, len(made.claims)), np.int64)
-    table[0], table[1], table[2] = made.claiming(), made.claims[:, 0], made.claims[:, 2]
+def running_requests(batch: LiveBatch) -> Ints:
+    """Returns the running requests of a batch, `[RUNNING_FIELDS, seats]`, without heirs."""
+    table: Ints = NO_REQUEST.repeat(len(batch.row), 1)
+    table[:2] = batch.rows_and_epochs
     return table

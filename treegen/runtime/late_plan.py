@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from treegen.cost.planned_requests import PlannedRequests, Served
 from treegen.cost.token_rates import TokenRates
 from treegen.ir.arrays import Ints, Longs, largest
 from treegen.ir.live_batch import LiveBatch
 from treegen.ir.request_schedule import RequestSchedule
 from treegen.ir.request_tables import RequestRoom
 from treegen.ir.tree import Tree
+from treegen.runtime.planned_requests import PlannedRequests, Served
 
 
 class LateCost(NamedTuple):
@@ -47,20 +47,6 @@ class LatePlan:
         if tree.requests is not None:
             self._tokens[tree.requests.seat] = tree.requests.length
         self.requests, self._room, self._rates = PlannedRequests(made, self._tokens, rates), room, rates
-
-    def inherited(self, batch: LiveBatch, served: Served) -> RequestSchedule | None:
-        """Lets heirs take over what the plan reads from ended requests; returns its schedule if that changes."""
-        heirs = self.requests.heirs(batch, served)
-        if not heirs.size:
-            return None
-        self.requests.inherit(heirs, batch.page_size)
-        return self.requests.made
-
-    def epochs(self, batch: LiveBatch, served: Served) -> Ints:
-        """Returns the epochs by seat of a later batch, with those of the plan where it serves other requests."""
-        epochs: Ints = batch.epoch.copy()
-        epochs[served.others] = self.requests.epochs.take(served.others)
-        return epochs
 
     def most_late_us(self, batch: LiveBatch, served: Served) -> float:
         """Returns microseconds that `cost` does not exceed, in a fraction of its time; infinity where that is unknown.

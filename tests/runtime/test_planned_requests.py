@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from support.planned_batches import SHAPE, TARGET, alone, kernel_for, late, late_plan
 from treegen import LiveBatch
-from treegen.cost.planned_requests import PlannedRequests
 from treegen.cost.token_rates import TokenRates
 from treegen.ir.request_schedule import NO_EPOCH
 from treegen.runtime.batch_kernel import BatchKernel
+from treegen.runtime.planned_requests import PlannedRequests
 from treegen.strategies import Strategy, cohort, query
 
 
@@ -204,8 +204,12 @@ def test_who_is_served_alone(data: st.DataObject) -> None:
     assert kernel.planned is not None
     made = kernel.planned.schedule
     before = dict(enumerate(batch.epoch.tolist()))
-    events(6)
+    followed = PlannedRequests(made)
+    for count in data.draw(st.sampled_from([(6,), (2, 4), (1, 2, 3)])):
+        events(count)
+        step = followed.served(batch)  # looks only at what has changed since the last step
     served = PlannedRequests(made).served(batch)
+    assert (step.others.tolist(), step.planned.tolist()) == (served.others.tolist(), served.planned.tolist())
     assert PlannedRequests(made).served_alone(batch).tolist() == ((batch.row >= 0) & ~served.planned).tolist()
     fits = {seat for seat in batch.seats.tolist() if seat < len(made.epoch) and made.epoch[seat] != NO_EPOCH
             and (batch.epoch[seat] == before[seat] or batch.tokens[seat] <= made.most[seat])}  # fmt: skip
