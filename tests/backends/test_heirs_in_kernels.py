@@ -68,7 +68,8 @@ def _read_from_heirs(case: Case, seed: int) -> int:
         kernel.seat(batch)
         if source.random() < 0.6:  # the host takes everybody for one who shares what the plan assumes
             table = kernel.replanning.running(batch)
-            table[1] = np.where((table[0] >= 0) & (made_for.epoch != NO_EPOCH), made_for.epoch, table[1])
+            epoch, known = made_for.epoch, len(made_for.epoch)
+            table[1, :known] = np.where((table[0, :known] >= 0) & (epoch != NO_EPOCH), epoch, table[1, :known])
             kernel.program.seat(table)
         lengths = server.write()
         kernel.step()
