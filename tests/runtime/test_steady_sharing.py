@@ -54,7 +54,7 @@ def test_it_waits_longer_after_each_attempt_that_does_not_help() -> None:
     assert attempts[0] == 0
     waits = [later - earlier for earlier, later in itertools.pairwise(attempts)]
     assert waits == sorted(waits)
-    assert waits[-1] == 1024 // STEPS
+    assert waits[0] < 24 < 100 < waits[-1]
     assert len(attempts) < 16
 
 
@@ -65,7 +65,20 @@ def test_an_attempt_that_may_leave_out_more_does_not_wait() -> None:
     assert sharing.allowance(LATE_US, STEPS) == 0.0
     sharing.spared_us = 0.0
     assert sharing.allowance(2.0, STEPS) == 0.0  # 1.5 on average: less than twice as much as at the attempt
-    assert sharing.allowance(LATE_US, STEPS) == pytest.approx(4.75)
+    assert 2.0 < sharing.allowance(LATE_US, STEPS) < LATE_US
+
+
+def test_what_was_lost_long_ago_counts_little() -> None:
+    """Requests came in every step at first. Then they stay, and plans that share all lose nothing any more."""
+    sharing = SteadySharing()
+    for _ in range(10):
+        sharing.spared_us = min(sharing.allowance(0.0 if sharing.spared_us else 17.0, 3), 13.0)
+    left_out = []
+    for _ in range(20):
+        sharing.spared_us = min(sharing.allowance(0.0, 20), 13.0)
+        left_out.append(sharing.spared_us)
+    assert left_out.index(0.0) <= 2
+    assert not any(left_out[3:])
 
 
 def test_nothing_is_tried_where_no_time_is_lost() -> None:

@@ -2,11 +2,43 @@
 
 from __future__ import annotations
 
-_WAIT = 64
-"""Steps until the other way of planning is tried again. The wait is doubled each time that it was no better."""
-_MOST_WAIT = 1024
+from dataclasses import dataclass
+
+_HALF = 64
+"""Steps after which what was lost counts half."""
+_FIRST, _MOST = 4.0, 64.0
+"""The other way of planning is tried again when this way has lost so many times as much as the other one's last plan.
+The number is doubled each time that the other way is no better.
+"""
 _MORE = 2.0
 """Sharing less is tried again at once if plans that share all lose this many times as much as at the last attempt."""
+
+
+@dataclass(slots=True)
+class _Loss:
+    """What plans of one way have lost: microseconds of a layer, summed over steps. Long ago counts little.
+
+    last_us: of the last plan alone.
+    """
+
+    us: float = 0.0
+    steps: float = 0.0
+    last_us: float = 0.0
+
+    def fade(self, steps: int) -> None:
+        """Lets some steps pass."""
+        left = 0.5 ** (steps / _HALF)
+        self.us, self.steps = self.us * left, self.steps * left
+
+    def add(self, us: float, steps: int) -> None:
+        """Adds what a plan has lost in each of some steps."""
+        self.last_us = us * steps
+        self.us, self.steps = self.us + self.last_us, self.steps + steps
+
+    @property
+    def mean_us(self) -> float:
+        """The mean of a step; infinity if there was none."""
+        return self.us / self.steps if self.steps else float("inf")
 
 
 class SteadySharing:
@@ -22,10 +54,10 @@ class SteadySharing:
 
     def __init__(self) -> None:
         self.spared_us = 0.0
-        self._lost_us: list[float | None] = [None, None]  # in a step, by plans that share all, and by those that do not
-        self._shares_less = False  # whether the latter lose less
+        self._of_all, self._of_less = _Loss(), _Loss()
+        self._shares_less = False  # whether plans that share less lose less
+        self._lost_us, self._times = 0.0, _FIRST  # by this way since the other one was tried; see _FIRST
         self._tried_us = 0.0  # what plans that share all lost when sharing less was tried last
-        self._wait, self._steps_left = _WAIT, 0
 
     def allowance(self, late_us: float, steps: int) -> float:
         """Returns how many microseconds a layer may take longer because the next plan shares less.
@@ -37,19 +69,22 @@ class SteadySharing:
                 steps.
             steps: These steps.
         """
-        now, lost_us = bool(self.spared_us), late_us + self.spared_us
-        before_us = self._lost_us[now]
-        self._lost_us[now] = lost_us if before_us is None else (before_us + lost_us) / 2
-        self._steps_left -= steps
-        all_us, less_us = self._lost_us
-        if all_us is None:
+        of_all, of_less = self._of_all, self._of_less
+        of_all.fade(steps)
+        of_less.fade(steps)
+        present = of_less if self.spared_us else of_all
+        present.add(late_us + self.spared_us, steps)
+        if not of_all.steps:
             return 0.0
-        shares_less = less_us is not None and less_us < all_us
+        shares_less = of_less.mean_us < of_all.mean_us
         if shares_less != self._shares_less:
-            self._shares_less, self._wait, self._steps_left = shares_less, _WAIT, _WAIT
-        if self._steps_left <= 0 or (not shares_less and all_us > _MORE * self._tried_us):
-            self._steps_left, self._wait = self._wait, min(2 * self._wait, _MOST_WAIT)
+            self._shares_less, self._lost_us, self._times = shares_less, 0.0, _FIRST
+        elif present is (of_less if shares_less else of_all):
+            self._lost_us += present.last_us
+        other = of_all if shares_less else of_less
+        lose_more = not shares_less and of_all.mean_us > _MORE * self._tried_us
+        if lose_more or self._lost_us > self._times * other.last_us:
+            self._lost_us, self._times = 0.0, min(2 * self._times, _MOST)
             shares_less = not shares_less
-            if shares_less:
-                self._tried_us = all_us
-        return all_us if shares_less else 0.0
+            self._tried_us = of_all.mean_us if shares_less else self._tried_us
+        return of_all.mean_us if shares_less else 0.0
