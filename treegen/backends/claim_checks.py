@@ -25,11 +25,9 @@ def state_of_request(
 ):  # fmt: skip
     """Returns the state of the request in a seat, whose row of the batch is `row`, and its length.
 
-    A request in the seat of one that has an heir has to have the pages in common as well. known [seats, SEAT_WORDS]:
-    the plan's columns of seats. possible, with QUERIES: whether the offsets of its query
-    rows are possible. as_planned: whether their number is the planned one.
+    Pages of an heir have to agree, too. known [seats, SEAT_WORDS]: the plan's columns of seats. possible, as_planned,
+    with QUERIES: whether the offsets of its query rows are possible, and their number is the planned one.
     """
-    present_epoch = tl.load(seats + num_seats + seat)
     least = tl.load(known + seat * SEAT_WORDS + 2)
     owner = tl.load(known + seat * SEAT_WORDS + 5)
     first = tl.load(known + seat * SEAT_WORDS + 6)
@@ -39,30 +37,28 @@ def state_of_request(
     there = row >= 0
     length = tl.load(seq_lens + row, mask=there, other=0)
     begin, room = entries_of(table_rows, indptr, row, there, table_stride, width, NAMED, RAGGED)
-    is_known = there & (planned_epoch == present_epoch)
+    is_known = there & (planned_epoch == tl.load(seats + num_seats + seat))
     if QUERIES:
         is_known &= as_planned
     shares = is_known & (owner >= 0)
     owner_row = reading_row(seats, owner, end, shares, num_seats, batch_rows, True)
-    owner_length = tl.load(seq_lens + owner_row, mask=owner_row >= 0, other=-1)
-    owner_begin, owner_room = entries_of(
-        table_rows, indptr, owner_row, owner_row >= 0, table_stride, width, NAMED, RAGGED
-    )
+    owned = owner_row >= 0
+    owner_length = tl.load(seq_lens + owner_row, mask=owned, other=-1)
+    owner_begin, owner_room = entries_of(table_rows, indptr, owner_row, owned, table_stride, width, NAMED, RAGGED)
     fits = (length >= 0) & (length <= max_tokens) & ((length + P - 1) // P <= room)
     if QUERIES:
         fits &= possible
-    holds = fits & ((owner < 0) | ((length >= end * P) & (owner_length >= end * P) & (end <= owner_room)))
-    holds &= length >= least
+    holds = (owner < 0) | ((end * P <= tl.minimum(length, owner_length)) & (end <= owner_room))
     heir_row = row_of(seats + 2 * num_seats, seat, is_known, batch_rows)
     common = tl.load(seats + 3 * num_seats + seat, mask=is_known, other=0)
     heir_length = tl.load(seq_lens + heir_row, mask=heir_row >= 0, other=0)
     heir_begin, heir_room = entries_of(table_rows, indptr, heir_row, heir_row >= 0, table_stride, width, NAMED, RAGGED)
-    holds &= (common == 0) | ((length >= common * P) & (heir_length >= common * P) & (common <= heir_room))
+    holds &= (common == 0) | ((common * P <= tl.minimum(length, heir_length)) & (common <= heir_room))
+    holds &= fits & (length >= least)
     pages = tl.where(fits, (length + P - 1) // P, 0)
     common = tl.where(holds, common, 0)
     end = tl.where(shares & holds, end, first)
-    page = tl.arange(0, BLOCK)
-    wrong = tl.zeros([BLOCK], tl.int32)
+    page, wrong = tl.arange(0, BLOCK), tl.zeros([BLOCK], tl.int32)
     differs = tl.zeros([BLOCK], tl.int32)
     for p in range(0, pages, BLOCK):
         live = p + page < pages
@@ -86,8 +82,8 @@ def state_of_request(
             live = p + page < end
             own = tl.load(table + begin + p + page, mask=live, other=0)
             differs |= (own != tl.load(table + owner_begin + p + page, mask=live, other=0)).to(tl.int32)
-    state = tl.where(length > most_tokens, OUTGROWN, PLANNED)
-    state = tl.where(holds & (tl.max(differs, 0) == 0), state, REFUTED)
+    holds &= tl.max(differs, 0) == 0
+    state = tl.where(holds, tl.where(length > most_tokens, OUTGROWN, PLANNED), REFUTED)
     state = tl.where(is_known, state, NEW)
     state = tl.where(fits & (tl.max(wrong, 0) == 0), state, INVALID)
     return tl.where(there, state, FREE), length
