@@ -41,7 +41,7 @@ def test_pages_of_ended_requests_are_read_from_their_heirs(number: int) -> None:
 
 
 def begin(server: Server, tokens: int, with_whom: int | None, shared: int) -> int:
-    """A request of so many tokens comes, which truly shares its first pages. Returns its seat."""
+    """Starts a request that has its first `shared` tokens in the pages of another one, and returns its seat."""
     own = [] if with_whom is None else server.of_seat[with_whom][: shared // server.page_size]
     for page in own:
         server.held[page] += 1

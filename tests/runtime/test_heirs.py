@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -44,27 +45,30 @@ def reading_row(kernel: BatchKernel, seat: int, end_page: int) -> int:
     return int(heir_row if end_page <= common else row)
 
 
+def is_served(kernel: BatchKernel, seat: int, alike: Callable[[int, int, int], bool]) -> bool:
+    """Whether the kernel serves a seat by its plan, by what it was told. alike: whether a seat has the same first pages
+    as the request in a row, and how many.
+    """
+    made, (_, told, _, common) = schedule_of(kernel), kernel.program.seats.tolist()
+    if seat >= len(made.epoch) or not made.epoch[seat] == told[seat] != NO_EPOCH:
+        return False
+    claims = [(owner, end) for owner, _, end in made.claims_of(seat).tolist()]
+    if any(0 < common[owner] < end for owner, end in claims):
+        return False
+    claims += [(seat, common[seat])] if common[seat] else []
+    return all(alike(seat, reading_row(kernel, owner, end), end) for owner, end in claims)
+
+
 def alone(kernel: BatchKernel, batch: LiveBatch) -> list[int]:
-    """The seats that the kernel serves alone: by what it was told of them, and by whom they share pages with."""
-    made, told = schedule_of(kernel), kernel.program.seats
+    """The seats that the kernel serves alone, if requests share what the batch says."""
     seat_in = {int(batch.row[seat]): seat for seat in batch.seats.tolist()}
 
-    def holds(seat: int, owner: int, end: int) -> bool:
-        common = int(told[3, owner])
-        other = -1 if owner != seat and 0 < common < end else seat_in.get(reading_row(kernel, owner, end), -1)
-        tokens = end * PAGE
-        return other >= 0 and min(batch.tokens[[seat, other]]) >= tokens and (
-            begin_alike(batch.shared_with, batch.shared_tokens, seat, other, tokens)
-        )  # fmt: skip
+    def alike(seat: int, row: int, end: int) -> bool:
+        other, tokens = seat_in.get(row, -1), end * PAGE
+        long_enough = other >= 0 and min(batch.tokens[[seat, other]]) >= tokens
+        return long_enough and begin_alike(batch.shared_with, batch.shared_tokens, seat, other, tokens)
 
-    def is_served(seat: int) -> bool:
-        if seat >= len(made.epoch) or not made.epoch[seat] == told[1, seat] != NO_EPOCH:
-            return False
-        claims = [(owner, end) for owner, _, end in made.claims_of(seat).tolist()]
-        claims += [(seat, int(told[3, seat]))] if told[3, seat] else []
-        return all(holds(seat, *claim) for claim in claims)
-
-    return [seat for seat in batch.seats.tolist() if not is_served(seat)]
+    return [seat for seat in batch.seats.tolist() if not is_served(kernel, seat, alike)]
 
 
 def test_who_shares_with_an_ended_request_is_served_by_the_plan() -> None:
@@ -197,33 +201,28 @@ def test_requests_read_their_own_pages_whoever_has_ended(data: st.DataObject) ->
 
 def check_reads(kernel: BatchKernel, batch: LiveBatch, pages: dict[int, list[int]]) -> None:
     """Checks every entry of the plan for every row that a step kernel would serve by it."""
-    made, (_, told, _, common) = schedule_of(kernel), kernel.replanning.running(batch)
+    made = schedule_of(kernel)
     pages_in = {int(batch.row[seat]): of_seat for seat, of_seat in pages.items()}
 
-    def is_served(seat: int) -> bool:
-        known = seat in pages and seat < len(made.epoch) and made.epoch[seat] == told[seat] != NO_EPOCH
-        claims = made.claims_of(seat).tolist() if known else []
-        if any(0 < common[owner] < end for owner, _, end in claims):
-            return False
-        claims += [[seat, 0, int(common[seat])]]
-        return known and int(made.least[seat]) <= int(batch.tokens[seat]) <= int(made.most[seat]) and all(
-            len(pages[seat]) >= end
-            and pages_in.get(reading_row(kernel, owner, end), [])[first:end] == pages[seat][first:end]
-            for owner, first, end in claims
-        )  # fmt: skip
+    def alike(seat: int, row: int, end: int) -> bool:
+        return len(pages[seat]) >= end and pages_in.get(row, [])[:end] == pages[seat][:end]
 
+    def has_room(seat: int) -> bool:
+        return int(made.least[seat]) <= int(batch.tokens[seat]) <= int(made.most[seat])
+
+    served = {seat for seat in pages if is_served(kernel, seat, alike) and has_room(seat)}
     read: Counter[int] = Counter()
     for item, (row0, rows) in enumerate(made.schedule.items[:, :2].tolist()):
         seats = made.schedule.rows[row0 : row0 + rows].tolist()
         for owner, first, end, lo, hi in made.entries[made.entry_indptr[item] : made.entry_indptr[item + 1]].tolist():
-            for seat in filter(is_served, seats[lo:hi]):
+            for seat in served.intersection(seats[lo:hi]):
                 row = reading_row(kernel, owner, -(-end // PAGE) if end else INT32_MAX)
                 length = next((int(batch.tokens[each]) for each in pages if batch.row[each] == row), 0)
                 end_of_entry = length if end == 0 else min(end, length)
                 own = slice(first // PAGE, -(-end_of_entry // PAGE))
                 assert end_of_entry <= first or pages_in[row][own] == pages[seat][own]
                 read[seat] += max(end_of_entry - first, 0)
-    assert all(read[seat] == batch.tokens[seat] for seat in pages if is_served(seat))
+    assert all(read[seat] == batch.tokens[seat] for seat in served)
 
 
 @pytest.mark.parametrize("seats", [1, 5])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.planned_batches import SHAPE, TARGET, alone, kernel_for, late, late_plan
+from support.planned_batches import SHAPE, TARGET, alone, alone_by, kernel_for, late, late_plan
 from treegen import LiveBatch
 from treegen.cost.token_rates import TokenRates
 from treegen.ir.request_schedule import NO_EPOCH
@@ -124,9 +124,9 @@ def test_an_owner_that_went() -> None:
     assert kernel.planned is not None
     made = kernel.planned.schedule
     batch.finish(owner)
-    assert PlannedRequests(made).served_alone(batch).nonzero()[0].tolist() == [heir, other]
+    assert alone_by(PlannedRequests(made), batch) == [heir, other]
     assert batch.add(70) == owner
-    assert PlannedRequests(made).served_alone(batch).nonzero()[0].tolist() == [heir, other]
+    assert alone_by(PlannedRequests(made), batch) == [heir, other]
     kernel.update(batch)
     batch.moved([apart, heir])
     assert alone(kernel, batch) == [other]  # it shares with the heir by the plan, and these two with nobody
@@ -144,12 +144,12 @@ def test_whoever_shares_with_an_owner_that_goes_later_is_alone() -> None:
     assert planned.served(batch).others.tolist() == [sharing]
     batch.finish(owner)
     assert batch.add(100) == owner
-    assert planned.served_alone(batch).nonzero()[0].tolist() == [sharing]
+    assert alone_by(planned, batch) == [sharing]
     assert sharing not in planned.served(batch).others
     batch.finish(sharing)
     assert batch.add(0) == sharing
     batch.set_tokens(sharing, 9000)  # it had no tokens when it was looked at
-    assert planned.served_alone(batch).nonzero()[0].tolist() == [sharing]
+    assert alone_by(planned, batch) == [sharing]
 
 
 @pytest.mark.parametrize("window_left", [-1, 127])
@@ -210,7 +210,6 @@ def test_who_is_served_alone(data: st.DataObject) -> None:
         step = followed.served(batch)  # looks only at what has changed since the last step
     served = PlannedRequests(made).served(batch)
     assert (step.others.tolist(), step.planned.tolist()) == (served.others.tolist(), served.planned.tolist())
-    assert PlannedRequests(made).served_alone(batch).tolist() == ((batch.row >= 0) & ~served.planned).tolist()
     fits = {seat for seat in batch.seats.tolist() if seat < len(made.epoch) and made.epoch[seat] != NO_EPOCH
             and (batch.epoch[seat] == before[seat] or batch.tokens[seat] <= made.most[seat])}  # fmt: skip
     for seat in batch.seats.tolist():

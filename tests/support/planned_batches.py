@@ -52,5 +52,10 @@ def late_plan(kernel: BatchKernel, shared: Ints | None = None) -> LatePlan:
 def alone(kernel: BatchKernel, batch: LiveBatch) -> list[int]:
     """The seats that are served alone with the kernel's plan."""
     assert kernel.planned is not None
-    seats: list[int] = PlannedRequests(kernel.planned.schedule).served_alone(batch).nonzero()[0].tolist()
+    return alone_by(PlannedRequests(kernel.planned.schedule), batch)
+
+
+def alone_by(requests: PlannedRequests, batch: LiveBatch) -> list[int]:
+    """The seats whose requests a plan does not serve."""
+    seats: list[int] = ((batch.row >= 0) & ~requests.served(batch).planned).nonzero()[0].tolist()
     return seats

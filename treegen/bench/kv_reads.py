@@ -160,7 +160,7 @@ class _NotedKernel:
                 continue
             if plan is not known:
                 known, groups, requests = plan, _Groups.of(plan), PlannedRequests(plan)
-            by_plan = requests.served(batch) if plan.chunks is not None else requests.inherit(batch)
+            by_plan = requests.inherit(batch)
             served = by_plan.planned & (tokens > 0)
             both = min(len(served), len(plan.most))
             served[:both] &= tokens[:both] <= plan.most[:both]

@@ -60,10 +60,10 @@ class PlannedRequests:
         all others, or all but one, share as much with a request that has come into the seat and is served there. The
         first pages of the ended request that its heir has, too, are read from the heir, and claims on them are claims
         on the heir; whoever comes into the seat of the ended request has to share these pages as well. Claims on more
-        pages of the ended request do not hold any more.
+        pages of the ended request do not hold any more. Plans in chunks read on in all rows, and have no heirs.
         """
         served, again = self.served(batch), set[int]()
-        for owner in sorted(self._ended):
+        for owner in sorted(self._ended) if self.made.chunks is None else ():
             claims = self._claims.of_running(owner, served.same)
             lost = len(self._claims.lost(batch, claims))
             served.worse |= lost > 0
@@ -151,11 +151,6 @@ class PlannedRequests:
 
     def _sorted_others(self) -> Longs:
         return np.array(sorted(self._others), np.int64)
-
-    def served_alone(self, batch: LiveBatch) -> Bools:
-        """Tells for each seat of a later batch whether its request is served alone."""
-        alone: Bools = (batch.row >= 0) & ~self.served(batch).planned
-        return alone
 
     def same(self, batch: LiveBatch) -> Bools:
         """Tells for each seat, of a later batch or of the plan, whether the planned request still runs there."""

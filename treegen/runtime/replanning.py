@@ -203,9 +203,7 @@ class Replanning:
         assert self._late_plan is not None
         at = batch.changes, batch.moves
         if self._served is None or self._served[0] != at:
-            requests = self._late_plan.requests
-            served = requests.served(batch) if self._room.chunk else requests.inherit(batch)
-            self._served, self._cost = (at, served), None
+            self._served, self._cost = (at, self._late_plan.requests.inherit(batch)), None
         return self._served[1]
 
     def _late_cost(self, batch: LiveBatch) -> LateCost:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 _HALF = 64
 """Steps after which what was lost counts half."""
 _FIRST, _MOST = 4.0, 64.0
-"""The other way of planning is tried again when this way has lost so many times as much as the other one's last plan.
-The number is doubled each time that the other way is no better.
+"""The other way of planning is tried again when this way has lost this multiple of what the last plan of the other way
+lost: at first four times as much. The multiple is doubled each time that the other way is no better.
 """
 _MORE = 2.0
 """Sharing less is tried again at once if plans that share all lose this many times as much as at the last attempt."""
@@ -26,12 +26,12 @@ class _Loss:
     last_us: float = 0.0
 
     def fade(self, steps: int) -> None:
-        """Lets some steps pass."""
+        """Makes losses count less, because these steps have passed since."""
         left = 0.5 ** (steps / _HALF)
         self.us, self.steps = self.us * left, self.steps * left
 
     def add(self, us: float, steps: int) -> None:
-        """Adds what a plan has lost in each of some steps."""
+        """Adds a plan that has lost `us` microseconds in each of its steps."""
         self.last_us = us * steps
         self.us, self.steps = self.us + self.last_us, self.steps + steps
 

@@ -14,9 +14,9 @@ An entry begins at a page, and where the plan cuts the node it also ends at a pa
 request's present length, so that they stay right while the request grows.
 
 A cut of the plan may lie among the own tokens of an item's rows. It counts from the request's length, unless the first
-row's own token is behind it. The items on the two sides of a cut may begin with different rows, and would not agree.
-Then all cuts among the request's own tokens count from its length (its node is *split*), and each token behind such a
-cut has an entry of its own.
+row's own token is behind it. If the items on both sides of a cut begin with different rows, they could put the cut in
+different places. Then all cuts among the request's own tokens count from its length (its node is *split*), and each
+token behind such a cut has an entry of its own.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def own_tokens(plan: Plan, tree: Tree, queries: Ints, arranged: Arranged, node: 
 
 
 def split_nodes(plan: Plan, arranged: Arranged, tree: Tree, queries: Ints) -> tuple[Arranged, Bools]:
-    """Finds split nodes: on both sides of some cut, items have other first rows, and would not agree on its place.
+    """Finds split nodes: the items on both sides of some cut have different first rows, and so different places for it.
 
     The groups on both sides of a cut have other rows where it lies among own tokens, or where other requests are in
     one of them. Then items that a group is cut into by rows begin with other rows as well.
