@@ -54,7 +54,9 @@ def variety(prompt: list[int], candidates: list[list[int]]) -> list[int]:
 
 
 CASES: dict[str, tuple[Controller, int]] = {
+    "greedy": (Sample(8, max_new_tokens=TOKENS), 8),
     "samples": (Sample(8, **DRAWN), 8),
+    "nucleus": (Sample(8, Sampling(1.0, top_p=0.95, seed=1), TOKENS), 8),
     "beams": (Beam(8, TOKENS), 8),
     "one beam search": (Beam(64, TOKENS), 1),
     "thoughts": (Search(variety, width=2, branching=4, thought_tokens=13, depth=5, sampling=DRAWN["sampling"]), 8),

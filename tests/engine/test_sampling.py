@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from scipy.stats import chisquare
 
+from treegen.codegen.aot import ARCHITECTURES, device_of
+from treegen.codegen.compile_counter import expected_compiles
 from treegen.engine import Sampling
-from treegen.engine.sampling import kept
+from treegen.engine.sampling import kept, launch_draws
 from treegen.ir.errors import InputError
 
 LOGITS = torch.tensor([1.0, 0.0, 3.0, 2.0, -1.0])
@@ -43,6 +49,74 @@ def test_top_k_and_top_p_keep_the_most_likely_tokens() -> None:
     ]  # fmt: skip
     sampling = Sampling(temperature=5.0, top_k=2)
     assert set(sampling.draw(LOGITS.expand(200, -1), [(i,) for i in range(200)], [0] * 200)) == {2, 3}
+
+
+def drawn_of(logits: torch.Tensor, uniform: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+    """Draws by the definition: the first token whose cumulated probability exceeds the number."""
+    scores = kept(logits.float() / sampling.temperature, sampling.top_k, sampling.top_p)
+    cumulated = scores.double().softmax(-1).cumsum(-1)
+    return torch.searchsorted(cumulated, uniform[:, None] * cumulated[:, -1:], right=True)[:, 0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("vocabulary", [3, 1003, 40_001])
+def test_the_kernel_draws_the_same_tokens(vocabulary: int, dtype: torch.dtype) -> None:
+    """Also of rows that lie apart, and of numbers that are negative, tiny, -inf or equal to others."""
+    source = torch.Generator().manual_seed(vocabulary)
+    logits = torch.randn(6, 2 * vocabulary, generator=source)[:, :vocabulary].mul(3).to(dtype)
+    logits[1] -= 90
+    logits[2] = torch.where(logits[2] > 0, logits[2] * 1e-30, -torch.inf).to(dtype)
+    logits[3] = logits[3].round()
+    logits[4, vocabulary // 2 :] = -torch.inf
+    logits[5] = 0
+    uniform = torch.rand(6, generator=source, dtype=torch.float64)
+    for options in ((1.3, 0, 1.0), (0.7, 2, 1.0), (1.0, 0, 0.8), (2.0, 40, 0.51), (1e-20, 0, 1.0), (1.0, 0, 1e-60)):
+        sampling = Sampling(*options)
+        assert torch.equal(launch_draws(logits, uniform, sampling), drawn_of(logits, uniform, sampling)), options
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # NumPy, which interprets
+def test_the_kernel_finds_no_token_where_there_are_no_probabilities() -> None:
+    logits = torch.zeros(4, 300)
+    logits[0, 5], logits[1], logits[2, 7], logits[3, :299] = torch.nan, -torch.inf, torch.inf, -torch.inf
+    for options in ((1.0, 0, 1.0), (1.0, 5, 0.5)):
+        drawn = launch_draws(logits, torch.full((4,), 0.5, dtype=torch.float64), Sampling(*options))
+        assert drawn.tolist() == [300, 300, 300, 299]
+
+
+def test_the_kernel_finds_a_token_for_the_largest_number() -> None:
+    """Rounding may make the sum of all weights more than the last cumulated one."""
+    logits = torch.randn(64, 2000, generator=torch.Generator().manual_seed(0)).mul(4)
+    logits[:, 1900:] = -torch.inf
+    drawn = launch_draws(logits, torch.full((64,), 1 - 2.0**-53, dtype=torch.float64), Sampling(1.0))
+    assert (drawn < 1900).all()
+
+
+def test_the_kernel_passes_by_tokens_whose_cumulated_weight_is_no_more_than_the_number() -> None:
+    logits = torch.zeros(3, 40_000)
+    logits[1:, :20_000] = -torch.inf
+    logits[0, 4:] = -torch.inf
+    uniform = torch.tensor([0.5, 0.0, 0.5], dtype=torch.float64)
+    assert launch_draws(logits, uniform, Sampling(1.0)).tolist() == [2, 20_000, 30_000]
+
+
+def compile_all(architecture: int) -> list[bool]:
+    """Says for each type whether there is a kernel; runs in a process where Triton does not interpret."""
+    from treegen.backends.sampling_kernels import draw_tokens
+
+    uniform, tokens = torch.zeros(4, dtype=torch.float64), torch.zeros(4, dtype=torch.int64)
+    made: list[Any] = []
+    with device_of(architecture), expected_compiles():
+        for dtype, shift in ((torch.bfloat16, 16), (torch.float16, 13), (torch.float32, 0)):
+            arguments = torch.zeros(4, 1000, dtype=dtype), uniform, tokens, 1000, 1000, 0.7, 20, 0.9
+            made.append(draw_tokens.warmup(*arguments, True, True, shift, 16384, grid=(1,), num_warps=32))
+    return [bool(each.asm["cubin"]) for each in made]
+
+
+def test_the_kernel_compiles_for_every_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        assert list(pool.map(compile_all, ARCHITECTURES)) == [[True] * 3] * len(ARCHITECTURES)
 
 
 def test_noise_follows_from_seed_label_and_position() -> None:

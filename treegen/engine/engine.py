@@ -42,6 +42,7 @@ from treegen.engine.pool import KVPool
 from treegen.engine.prefix import PrefixCache
 from treegen.engine.proposals import propose
 from treegen.engine.rank_checks import check_context, check_engines, check_parallel, check_prompts, check_step
+from treegen.engine.sampling import Sampling
 from treegen.engine.scheduling import schedule
 from treegen.engine.sequences import SequenceTree
 from treegen.engine.tokens_ahead import TokensAhead
@@ -240,12 +241,15 @@ class Engine:
 
     @for_kept_tensors()
     def warm_up(self) -> None:
-        """Captures the graphs of all numbers of rows, also those of a draft model, so that no step does.
+        """Captures the graphs of all numbers of rows, also those of a draft model, so that no step does. Compiles what
+        draws tokens, where the controller has a `sampling`.
 
         Raises:
             BranchError: Branches are running.
         """
-        self.forward.warm_up()
+        logits, sampling = self.forward.warm_up(), getattr(self.controller, "sampling", None)
+        if logits is not None and isinstance(sampling, Sampling):
+            sampling.select(logits, [(0,)], [0])
         warm_up(self.controller)
 
     def _grow(

@@ -151,14 +151,17 @@ class Forward:
             step.end()
         return Frontier(ready, logits)
 
-    def warm_up(self) -> None:
+    def warm_up(self) -> torch.Tensor | None:
         """Captures the graphs of all numbers of rows, and compiles what forks launch; without graphs it does nothing.
+
+        Returns:
+            Logits `[1, vocabulary]` of a step; None without graphs.
 
         Raises:
             BranchError: Branches are running.
         """
         if self.graphs is None:
-            return
+            return None
         if len(self.sequences):
             raise BranchError("branches", len(self.sequences), "are running", "warm up before run")
         pool = self.sequences.pool
@@ -168,10 +171,12 @@ class Forward:
             if self.prompt_graphs is not None:
                 self.prompt_graphs.capture_all(lambda rows: self.step.begin({number: 1}, rows))
             self.graphs.capture_all(lambda rows: self.decoding.begin({number: 1}, rows, parents=itself))
+            logits = self.graphs.compute([0])
         finally:
             self.sequences.drop(number)
         pool.copy([pool.num_pages], [pool.num_pages])  # the page that nobody reads; compiles the copies of forks
         pool.move([pool.spare_slot], [pool.spare_slot])
+        return logits
 
     def _count(self, rows: int) -> None:
         """Counts a step of this many rows, and the pages that are held."""

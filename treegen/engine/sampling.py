@@ -15,6 +15,11 @@ from treegen.ir.scalars import is_finite, plain_number
 _LEAST_TEMPERATURE = 1e-20
 """The least temperature above 0. Over it logits below 1e18 are finite in fp32."""
 
+_UNUSED_BITS = {torch.bfloat16: 16, torch.float16: 13}
+"""The last bits of an fp32 number that are 0 for all numbers of a type."""
+_TILE = 16384
+"""The logits that a thread block reads at a time."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
@@ -82,10 +87,12 @@ class Sampling:
         if not self.temperature:
             tokens = logits.argmax(-1)  # of NaN, if there is any
             return torch.where(logits.gather(-1, tokens[:, None])[:, 0] > -torch.inf, tokens, logits.shape[1])
+        noise = [self._noise(label, position) for label, position in zip(labels, positions, strict=True)]
+        uniform = torch.tensor(noise, dtype=torch.float64).to(logits.device, non_blocking=True)
+        if logits.device.type == "cuda":
+            return launch_draws(logits, uniform, self)
         scores = kept(logits.float() / self.temperature, self.top_k, self.top_p)
         cumulated = scores.double().softmax(-1).cumsum(-1)
-        noise = [self._noise(label, position) for label, position in zip(labels, positions, strict=True)]
-        uniform = torch.tensor(noise, dtype=torch.float64).to(scores.device, non_blocking=True)
         return torch.searchsorted(cumulated, uniform[:, None] * cumulated[:, -1:], right=True)[:, 0]
 
     def _noise(self, label: tuple[int, ...], position: int) -> float:
@@ -98,6 +105,29 @@ def select_next(sampling: Sampling, frontier: Frontier) -> torch.Tensor:
     """Selects the next token of each branch of a frontier that has no drafts, as `Sampling.select` does."""
     labels = [branch.label for branch in frontier.branches]
     return sampling.select(frontier.logits, labels, [len(branch.tokens) for branch in frontier.branches])
+
+
+def launch_draws(logits: torch.Tensor, uniform: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+    """Draws tokens in one launch, on a GPU or in Triton's interpreter.
+
+    Args:
+        logits: `[rows, vocabulary]`.
+        uniform: float64 `[rows]`; the number of each row, at least 0 and below 1.
+        sampling: How tokens are drawn, with a temperature.
+
+    Returns:
+        As `Sampling.select`.
+    """
+    from treegen.backends import sampling_kernels
+
+    logits = logits if logits.stride(1) == 1 else logits.contiguous()
+    rows, vocabulary = logits.shape
+    tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    sampling_kernels.draw_tokens[(rows,)](
+        logits, uniform, tokens, vocabulary, logits.stride(0), sampling.temperature, sampling.top_k, sampling.top_p,
+        0 < sampling.top_k < vocabulary, sampling.top_p < 1, _UNUSED_BITS.get(logits.dtype, 0), _TILE, num_warps=32,
+    )  # fmt: skip
+    return tokens
 
 
 def check_sampling(sampling: object) -> Sampling:
@@ -121,6 +151,6 @@ def kept(scores: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
             ordered = scores.sort(descending=True).values
         probabilities = (ordered - scores.logsumexp(-1, keepdim=True)).exp()
         before = probabilities.cumsum(-1) - probabilities
-        least = ordered.masked_fill(before >= top_p, torch.inf).amin(-1, keepdim=True)
+        least = ordered.masked_fill((before >= top_p) & (before > 0), torch.inf).amin(-1, keepdim=True)
         scores = scores.masked_fill(scores < least, -torch.inf)
     return scores

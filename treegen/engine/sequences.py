@@ -105,9 +105,10 @@ class SequenceTree:
         made, size = [], self.pool.page_tokens
         for branch, parent in ((self[ended], self[parent]) for ended, parent in forks):
             full, common = parent.stored // size, shared_pages.common_pages(branch, parent, size)
-            self.pool.retain(parent.pages[common:full])
             pages, branch.pages = [*parent.pages[:full], *branch.pages[full:]], branch.pages[:full]
-            self._release(branch, common)
+            if common < full:
+                self.pool.retain(parent.pages[common:full])
+                self._release(branch, common)
             tokens, branch.tokens = branch.tokens, []
             tokens[common * size :] = parent.tokens[common * size :]
             del self.branches[branch.number]
@@ -246,8 +247,7 @@ class SequenceTree:
 
     def have_pages(self, counts: Mapping[int, int]) -> bool:
         """Says whether there are pages for these branches to store this many more tokens each."""
-        missing = self.pages_missing(counts)
-        return missing <= self.pool.free or missing <= self.available
+        return (missing := self.pages_missing(counts)) <= self.pool.free or missing <= self.available
 
     def reserve(self, counts: Mapping[int, int]) -> None:
         """Takes the pages that these branches need to store this many more tokens each. Raises PoolError."""
