@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from operator import index
 
+from treegen.backends.devices import on_device
 from treegen.backends.kept_tensors import for_kept_tensors
 from treegen.distributed.parallel import Parallel
 from treegen.engine.accounting import Accounting
@@ -179,9 +180,10 @@ class Engine:
         ahead = ahead_of(controller, self.forward)
         try:
             self._waiting.extend(enumerate(checked))
-            while self._waiting or len(self.sequences):
-                self._admit()
-                self._advance(controller, drafting, ahead)
+            with on_device(self.pool.device):
+                while self._waiting or len(self.sequences):
+                    self._admit()
+                    self._advance(controller, drafting, ahead)
         finally:  # also when somebody stops it in the middle
             self._waiting.clear()
             self._undecided.clear()
@@ -247,10 +249,12 @@ class Engine:
         Raises:
             BranchError: Branches are running.
         """
-        logits, sampling = self.forward.warm_up(), getattr(self.controller, "sampling", None)
-        if logits is not None and isinstance(sampling, Sampling):
-            sampling.select(logits, [(0,)], [0])
-        warm_up(self.controller)
+        sampling = getattr(self.controller, "sampling", None)
+        with on_device(self.pool.device):
+            logits = self.forward.warm_up()
+            if logits is not None and isinstance(sampling, Sampling):
+                sampling.select(logits, [(0,)], [0])
+            warm_up(self.controller)
 
     def _grow(
         self, ready: Sequence[Branch], growth: Growth, places: Mapping[tuple[int, int], Branch] | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,12 +40,18 @@ def cuda_capture(call: Callable[[], torch.Tensor], pool: Any) -> tuple[Callable[
     """Captures a call that has run before as a CUDA graph. Raises BackendError where that is impossible."""
     graph = torch.cuda.CUDAGraph()
     try:
-        with _no_collection(), torch.cuda.graph(graph, pool=pool):
+        with _no_collection(), torch.cuda.graph(graph, pool=pool, stream=capture_stream(torch.cuda.current_device())):
             result = call()
     except RuntimeError as cause:
         reason = f"cannot be captured: {str(cause).splitlines()[0]}"
         raise BackendError("model", "a step", reason, "pass cuda_graphs=False") from cause
     return graph.replay, result
+
+
+@cache
+def capture_stream(device: int) -> torch.cuda.Stream:
+    """Returns the stream to capture on. Graphs of one pool reuse memory if they are captured on one stream."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 @contextmanager

@@ -124,8 +124,9 @@ def launch_draws(logits: torch.Tensor, uniform: torch.Tensor, sampling: Sampling
     rows, vocabulary = logits.shape
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     sampling_kernels.draw_tokens[(rows,)](
-        logits, uniform, tokens, vocabulary, logits.stride(0), sampling.temperature, sampling.top_k, sampling.top_p,
-        0 < sampling.top_k < vocabulary, sampling.top_p < 1, _UNUSED_BITS.get(logits.dtype, 0), _TILE, num_warps=32,
+        logits, uniform, tokens, vocabulary, logits.stride(0), float(sampling.temperature), sampling.top_k,
+        float(sampling.top_p), 0 < sampling.top_k < vocabulary, sampling.top_p < 1, _UNUSED_BITS.get(logits.dtype, 0),
+        _TILE, num_warps=32,
     )  # fmt: skip
     return tokens
 
