@@ -33,7 +33,7 @@ def short_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_kernels, "LEAST_PART", tl.constexpr(64))
 
 
-@pytest.mark.parametrize("number", others_full(range(len(CASES)), 2))
+@pytest.mark.parametrize("number", others_full(range(len(CASES)), 4))
 def test_pages_of_ended_requests_are_read_from_their_heirs(number: int) -> None:
     """Whoever comes into their seats, and whatever the host thinks that they share: each row gets its own tokens."""
     served = sum(_read_from_heirs(CASES[number], seed) for seed in range(6))

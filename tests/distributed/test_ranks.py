@@ -2,6 +2,7 @@
 
 import pytest
 
+from support.full_tests import others_full
 from support.ranks import run_ranks
 
 
@@ -11,13 +12,13 @@ def test_states_merge_across_ranks(ranks):
     assert code == 0, printed
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", others_full([2, 4]))
 def test_random_trees(ranks):
     code, printed = run_ranks("support.rank_programs:random_trees", ranks, "100")
     assert code == 0, printed
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", others_full([2, 4]))
 def test_running_batches(ranks):
     code, printed = run_ranks("support.rank_programs:running_batches", ranks, "12")
     assert code == 0, printed
