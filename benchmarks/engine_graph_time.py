@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -59,7 +60,7 @@ class Notes:
     @contextmanager
     def taken(self) -> Iterator[None]:
         """Notes replays within its block."""
-        read, showed = HostCopy.read, warnings.showwarning
+        read = HostCopy.read
 
         def noted(copy: HostCopy) -> torch.Tensor:
             began = time.perf_counter()
@@ -71,15 +72,13 @@ class Notes:
             self._warned += "synchronizing" in str(message)
 
         self.replays.clear()
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), patch.object(HostCopy, "read", noted), patch("warnings.showwarning", counted):
             warnings.simplefilter("always")
-            HostCopy.read, warnings.showwarning = noted, counted  # type: ignore[method-assign]
             torch.cuda.set_sync_debug_mode("warn")
             try:
                 yield
             finally:
                 torch.cuda.set_sync_debug_mode("default")
-                HostCopy.read, warnings.showwarning = read, showed  # type: ignore[method-assign]
         torch.cuda.synchronize()
 
     def _capture(self, call: Callable[[], torch.Tensor], pool: Any) -> tuple[Callable[[], None], torch.Tensor]:

@@ -11,10 +11,11 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
+from support.full_tests import others_full
 from treegen.codegen.aot import ARCHITECTURES, device_of
 from treegen.codegen.compile_counter import expected_compiles
 from treegen.engine import Sampling
-from treegen.engine.sampling import kept, launch_draws
+from treegen.engine.sampling import kept, launch_draws, plain_draws
 from treegen.ir.errors import InputError
 
 LOGITS = torch.tensor([1.0, 0.0, 3.0, 2.0, -1.0])
@@ -51,18 +52,8 @@ def test_top_k_and_top_p_keep_the_most_likely_tokens() -> None:
     assert set(sampling.draw(LOGITS.expand(200, -1), [(i,) for i in range(200)], [0] * 200)) == {2, 3}
 
 
-def drawn_of(logits: torch.Tensor, uniform: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """Draws by the definition: the first token whose cumulated probability exceeds the number."""
-    scores = kept(logits.float() / sampling.temperature, sampling.top_k, sampling.top_p)
-    cumulated = scores.double().softmax(-1).cumsum(-1)
-    return torch.searchsorted(cumulated, uniform[:, None] * cumulated[:, -1:], right=True)[:, 0]
-
-
-@pytest.mark.parametrize(
-    ("vocabulary", "dtype"),
-    [(3, torch.float16), (3, torch.float32), (1003, torch.bfloat16), (1003, torch.float16), (40_001, torch.bfloat16)],
-    ids=str,
-)
+@pytest.mark.parametrize("dtype", others_full([torch.bfloat16, torch.float16, torch.float32], 3), ids=str)
+@pytest.mark.parametrize("vocabulary", [3, 1003, 40_001])
 def test_the_kernel_draws_the_same_tokens(vocabulary: int, dtype: torch.dtype) -> None:
     """Also of rows that lie apart, and of numbers that are negative, tiny, -inf or equal to others."""
     source = torch.Generator().manual_seed(vocabulary)
@@ -73,9 +64,10 @@ def test_the_kernel_draws_the_same_tokens(vocabulary: int, dtype: torch.dtype) -
     logits[4, vocabulary // 2 :] = -torch.inf
     logits[5] = 0
     uniform = torch.rand(6, generator=source, dtype=torch.float64)
-    for options in ((1.3, 0, 1.0), (0.7, 2, 1.0), (1.0, 0, 0.8), (2.0, 40, 0.51), (1e-20, 0, 1.0), (1.0, 0, 1e-60)):
+    usual = (1.3, 0, 1.0), (0.7, 2, 1.0), (1.0, 0, 0.8), (2.0, 40, 0.51)
+    for options in (*usual, (1e-20, 0, 1.0), (1.0, 0, 1e-60), (1e30, 10**30, 1)):
         sampling = Sampling(*options)
-        assert torch.equal(launch_draws(logits, uniform, sampling), drawn_of(logits, uniform, sampling)), options
+        assert torch.equal(launch_draws(logits, uniform, sampling), plain_draws(logits, uniform, sampling)), options
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # NumPy, which interprets
@@ -103,21 +95,25 @@ def test_the_kernel_passes_by_tokens_whose_cumulated_weight_is_no_more_than_the_
     assert launch_draws(logits, uniform, Sampling(1.0)).tolist() == [2, 20_000, 30_000]
 
 
-def compiles(architecture: int) -> bool:
+def compiles(architecture: int, dtype: torch.dtype, unused_bits: int) -> bool:
     """Says whether there is a kernel; runs in a process where Triton does not interpret."""
     from treegen.backends.sampling_kernels import draw_tokens
 
     uniform, tokens = torch.zeros(4, dtype=torch.float64), torch.zeros(4, dtype=torch.int64)
-    arguments = torch.zeros(4, 1000, dtype=torch.bfloat16), uniform, tokens, 1000, 1000, 0.7, 20, 0.9
+    arguments = torch.zeros(4, 1000, dtype=dtype), uniform, tokens, 1000, 1000, 0.7, 20, 0.9
     with device_of(architecture), expected_compiles():
-        made: Any = draw_tokens.warmup(*arguments, True, True, 16, 16384, grid=(1,), num_warps=32)
+        made: Any = draw_tokens.warmup(*arguments, True, True, unused_bits, 16384, grid=(1,), num_warps=32)
     return bool(made.asm["cubin"])
 
 
-def test_the_kernel_compiles_for_every_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", others_full([(torch.bfloat16, 16), (torch.float16, 13), (torch.float32, 0)], 3))
+def test_the_kernel_compiles_for_every_architecture(
+    kind: tuple[torch.dtype, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        assert all(pool.map(compiles, ARCHITECTURES))
+        calls = [pool.submit(compiles, architecture, *kind) for architecture in ARCHITECTURES]
+        assert all(call.result() for call in calls)
 
 
 def test_noise_follows_from_seed_label_and_position() -> None:
@@ -138,8 +134,8 @@ def test_tokens_stay_the_same_in_all_versions() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"temperature": -1.0}, {"temperature": float("nan")}, {"top_k": -1}, {"top_k": 1.5}, {"top_p": 0.0},
-     {"top_p": 1.1}, {"seed": -1}, {"seed": 0.5}],
+    [{"temperature": -1.0}, {"temperature": float("nan")}, {"temperature": 1e31}, {"top_k": -1}, {"top_k": 1.5},
+     {"top_p": 0.0}, {"top_p": 1.1}, {"seed": -1}, {"seed": 0.5}],
     ids=str,
 )  # fmt: skip
 def test_numbers_out_of_range(options: dict[str, float]) -> None:

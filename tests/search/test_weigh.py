@@ -8,21 +8,23 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from support.forests import examples, forests
 from support.h200 import H200
 from support.weighed_problems import FAMILIES, SHAPES, one_prefix, problems, weights
 from treegen import Shape, Tree
+from treegen.ir.arrays import INT32_MAX
 from treegen.ir.errors import ShapeError
 from treegen.ir.tree.kv import KVRuns
 from treegen.runtime.batch_room import batch_config
 from treegen.schedule.lower import lower
 from treegen.search.auto import time_of
+from treegen.search.split_estimates import EVEN_ROW
 from treegen.search.walk_layout import walk_fields
 from treegen.search.weigh import MOST_POLICIES, Weights, least, weighed, weights_of
-from treegen.strategies.context_cuts import SPLIT_STEP
+from treegen.strategies.context_cuts import SPLIT_STEP, even_share
 from treegen.target.problem import Problem
 from treegen.target.tile_config import lanes_of
 
@@ -54,18 +56,20 @@ def test_weights_rank_policies_as_accounts_do() -> None:
 
 @given(st.lists(st.integers(64, 20_000), min_size=1, max_size=300), st.sampled_from(((32, 8), (8, 1), (16, 2))))
 @examples(60)
+@example([64, 949, 1358, 3534, 3534, 7886, 16590, 16590, 16590], (32, 8))
 def test_even_shares_are_those_of_all_thread_blocks(lengths: list[int], heads: tuple[int, int]) -> None:
-    """With little room, in whole steps; longer requests alone are cut."""
+    """Requests that are longer than a share are cut; tests/strategies/test_even_shares.py says when blocks end."""
     shape = Shape(*heads, 128, page_size=16)
     config, tree = batch_config(shape, H200), Tree.from_requests(lengths, page_size=16)
     found = weights_of(Problem(tree, shape, H200), config)
     assert found is not None
     walk = next(place for place, walk in enumerate(found.walks) if walk.head_rows == 1)
-    split = int(found.splits[1, walk])
-    share = sum(lengths) * lanes_of(config, shape) / (2 * H200.sms)
-    most = 1.04 * share + SPLIT_STEP
-    assert split >= min(share, max(lengths))
-    assert split <= most or most >= max(lengths)
+    blocks = 2 * H200.sms / lanes_of(config, shape)
+    share = even_share(float(sum(lengths)), blocks)
+    assert sum(lengths) <= share * blocks <= 1.04 * sum(lengths) + blocks * SPLIT_STEP
+    policy, expected = found.policy((EVEN_ROW, walk)), found.walks[walk]
+    assert policy == (replace(expected, shares=blocks) if share < max(lengths) else expected)
+    assert found.splits[EVEN_ROW, walk] == (share if share < max(lengths) else INT32_MAX)
 
 
 @given(forests(25, 400, salt=1611), st.sampled_from(SHAPES))

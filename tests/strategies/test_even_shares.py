@@ -48,6 +48,7 @@ def busiest(items: list[int], blocks: int) -> int:
 @example([2048] * 34, 33)
 @example([8192] * 34, 33)
 @example([4096] * 67, 33)
+@example([64, 949, 1358, 3534, 3534, 7886, 16590, 16590, 16590], 33)
 def test_no_thread_block_ends_late(lengths: list[int], blocks: float) -> None:
     share = int(even_share(float(sum(lengths)), blocks))
     items, parts = planned(lengths, blocks), sum(-(-tokens // share) for tokens in lengths)

@@ -30,7 +30,7 @@ def _weight_above(row, count, bound, least, largest, temperature, COUNTS: tl.con
 
 @triton.jit
 def _key(number, SHIFT: tl.constexpr):
-    """Returns an integer in the order of fp32 numbers, the last SHIFT bits of which are 0."""
+    """Returns an integer for an fp32 number. Keys compare as their numbers do, and leave out SHIFT bits that are 0."""
     bits = number.to(tl.int32, bitcast=True)
     return ((bits ^ ((bits >> 31) & 0x7FFFFFFF)) >> SHIFT).to(tl.int64)
 

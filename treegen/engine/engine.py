@@ -243,8 +243,8 @@ class Engine:
 
     @for_kept_tensors()
     def warm_up(self) -> None:
-        """Captures the graphs of all numbers of rows, also those of a draft model, so that no step does. Compiles what
-        draws tokens, where the controller has a `sampling`.
+        """Captures the graphs of all numbers of rows, also those of a draft model, and compiles what draws tokens where
+        the controller has a `sampling`, so that no step does. Without graphs nothing is compiled.
 
         Raises:
             BranchError: Branches are running.

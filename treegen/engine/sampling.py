@@ -8,13 +8,13 @@ from hashlib import blake2b
 
 import torch
 
+from treegen.backends.devices import on_device
 from treegen.engine.control import Frontier
 from treegen.ir.errors import InputError
 from treegen.ir.scalars import is_finite, plain_number
 
-_LEAST_TEMPERATURE = 1e-20
-"""The least temperature above 0. Over it logits below 1e18 are finite in fp32."""
-
+_LEAST_TEMPERATURE, _MOST_TEMPERATURE = 1e-20, 1e30
+"""Temperatures above 0 lie between these. They, and logits below 1e18 over them, are finite in fp32."""
 _UNUSED_BITS = {torch.bfloat16: 16, torch.float16: 13}
 """The last bits of an fp32 number that are 0 for all numbers of a type."""
 _TILE = 16384
@@ -30,7 +30,7 @@ class Sampling:
     branch's tokens do not depend on who else is in the batch.
 
     Args:
-        temperature: Divides logits, at least 1e-20; 0 takes the most likely token.
+        temperature: Divides logits, 1e-20 to 1e30; 0 takes the most likely token.
         top_k: Keeps this many of the most likely tokens; 0 keeps all.
         top_p: Keeps the most likely tokens whose probabilities first sum up to this; 1 keeps all.
         seed: Decides the noise.
@@ -52,6 +52,9 @@ class Sampling:
         if 0 < self.temperature < _LEAST_TEMPERATURE:
             reason = "is so low that logits over it are infinite"
             raise InputError("temperature", self.temperature, reason, "give 0 for the most likely tokens")
+        if self.temperature > _MOST_TEMPERATURE:
+            reason = "is so high that all tokens are equally likely"
+            raise InputError("temperature", self.temperature, reason, f"give at most {_MOST_TEMPERATURE:.0e}")
         if type(self.top_k) is not int or self.top_k < 0:
             raise InputError("top_k", self.top_k, "is not a number of tokens", "give 0 for all, or at least 1")
         if not (is_finite(self.top_p) and 0 < self.top_p <= 1):
@@ -89,11 +92,8 @@ class Sampling:
             return torch.where(logits.gather(-1, tokens[:, None])[:, 0] > -torch.inf, tokens, logits.shape[1])
         noise = [self._noise(label, position) for label, position in zip(labels, positions, strict=True)]
         uniform = torch.tensor(noise, dtype=torch.float64).to(logits.device, non_blocking=True)
-        if logits.device.type == "cuda":
-            return launch_draws(logits, uniform, self)
-        scores = kept(logits.float() / self.temperature, self.top_k, self.top_p)
-        cumulated = scores.double().softmax(-1).cumsum(-1)
-        return torch.searchsorted(cumulated, uniform[:, None] * cumulated[:, -1:], right=True)[:, 0]
+        draws = launch_draws if logits.device.type == "cuda" else plain_draws
+        return draws(logits, uniform, self)
 
     def _noise(self, label: tuple[int, ...], position: int) -> float:
         """Returns a number of at least 0 and below 1."""
@@ -107,8 +107,8 @@ def select_next(sampling: Sampling, frontier: Frontier) -> torch.Tensor:
     return sampling.select(frontier.logits, labels, [len(branch.tokens) for branch in frontier.branches])
 
 
-def launch_draws(logits: torch.Tensor, uniform: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """Draws tokens in one launch, on a GPU or in Triton's interpreter.
+def plain_draws(logits: torch.Tensor, uniform: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+    """Draws tokens by operations of PyTorch.
 
     Args:
         logits: `[rows, vocabulary]`.
@@ -118,16 +118,24 @@ def launch_draws(logits: torch.Tensor, uniform: torch.Tensor, sampling: Sampling
     Returns:
         As `Sampling.select`.
     """
+    scores = kept(logits.float() / sampling.temperature, sampling.top_k, sampling.top_p)
+    cumulated = scores.double().softmax(-1).cumsum(-1)
+    return torch.searchsorted(cumulated, uniform[:, None] * cumulated[:, -1:], right=True)[:, 0]
+
+
+def launch_draws(logits: torch.Tensor, uniform: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+    """Does what `plain_draws` does in one launch, on a GPU or in Triton's interpreter."""
     from treegen.backends import sampling_kernels
 
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     rows, vocabulary = logits.shape
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
-    sampling_kernels.draw_tokens[(rows,)](
-        logits, uniform, tokens, vocabulary, logits.stride(0), float(sampling.temperature), sampling.top_k,
-        float(sampling.top_p), 0 < sampling.top_k < vocabulary, sampling.top_p < 1, _UNUSED_BITS.get(logits.dtype, 0),
-        _TILE, num_warps=32,
-    )  # fmt: skip
+    with on_device(logits.device):
+        sampling_kernels.draw_tokens[(rows,)](
+            logits, uniform, tokens, vocabulary, logits.stride(0), float(sampling.temperature),
+            min(sampling.top_k, vocabulary), float(sampling.top_p), 0 < sampling.top_k < vocabulary, sampling.top_p < 1,
+            _UNUSED_BITS.get(logits.dtype, 0), _TILE, num_warps=32,
+        )  # fmt: skip
     return tokens
 
 
