@@ -77,10 +77,12 @@ def check(kernel: BatchKernel, server: Server, case: Case, lengths: dict[int, in
     schedule, _ = expanded(kernel.planned.schedule, config, requests, window, positions=positions)
     parts: dict[int, list[int]] = {}
     finals: dict[int, list[int]] = {}
-    for row0, _, _, _, run0, packed_runs, slot, _ in schedule.items.tolist():
-        row = int(schedule.rows[row0])
-        tokens = [s + i for s, n, *_ in schedule.packed_runs[run0 : run0 + packed_runs].tolist() for i in range(n)]
-        (finals if slot < 0 else parts)[row if slot < 0 else slot] = tokens
+    for row0, count, _, _, run0, packed_runs, slot, _ in schedule.items.tolist():
+        runs = schedule.packed_runs[run0 : run0 + packed_runs].tolist()
+        for number, row in enumerate(schedule.rows[row0 : row0 + count].tolist()):
+            tokens = [s + i for s, n, lo, hi, *_ in runs if lo <= number < hi for i in range(n)]
+            if row >= 0:
+                (finals if slot < 0 else parts)[row if slot < 0 else slot + number] = tokens
     for number, row in enumerate(schedule.merge_rows.tolist()):
         slots = schedule.merge_partials[schedule.merge_indptr[number] : schedule.merge_indptr[number + 1]].tolist()
         assert row not in finals

@@ -254,9 +254,9 @@ def _batch(
     # No row sees the padding of shorter items, but 0 times NaN is NaN, so padding repeats a token that the item reads.
     kv = np.where(np.arange(width) < counts[:, None], kv, kv[:, :1])
     number = np.arange(height)
-    live = number[None, :] < rows[:, None]
     entry = np.minimum(row0[:, None] + number[None, :], len(schedule.rows) - 1)
     row = schedule.rows[entry]
+    live = (number[None, :] < rows[:, None]) & (row >= 0)
     numbers, lowest, highest = number[None, :, None], lowest[:, None, :], highest[:, None, :]
     if config.mask == "bits":
         sees = (np.where(numbers < 32, lowest, highest) >> (numbers % 32)) & 1 != 0

@@ -1,4 +1,4 @@
-"""Expansion on the host: does the work of step kernels in NumPy, with one work item for each query row.
+"""Expansion on the host: does the work of step kernels in NumPy.
 
 The torch backend runs the resulting schedules, which tests plans by request without a GPU. Loops go over requests.
 """
@@ -121,39 +121,53 @@ def _holds(claim: list[int], row: int, requests: RunningRequests) -> bool:
     return bool((requests.pages[row][first:end] == requests.pages[above][first:end]).all())
 
 
-class _RowWork(NamedTuple):
-    """A work item of one query row.
+class _Work(NamedTuple):
+    """A work item.
 
-    row: the query row. slot: its partial slot, -1 for none. tokens: a row of the batch, the first token and the end of
-    each run that the item reads.
+    rows: its query rows, -1 for one that it does not write. slot: the partial slot of its first row, -1 for none. runs:
+    of each run that it reads a row of the batch, the first token and the end, and the rows `lo:hi` of the item that see
+    it.
     """
 
-    row: int
+    rows: list[int]
     slot: int
-    tokens: list[tuple[int, int, int]]
+    runs: list[tuple[int, int, int, int, int]]
+
+    @classmethod
+    def of_row(cls, row: int, slot: int, tokens: tuple[int, int, int]) -> _Work:
+        """Makes an item of one query row."""
+        return cls([row], slot, [(*tokens, 0, 1)])
 
 
-def _planned_work(made: RequestSchedule, states: Ints, requests: RunningRequests, window_left: int) -> list[_RowWork]:
-    """Lists the items of rows that the plan serves."""
-    plan, rows, found = made.schedule, requests.seats[0], []
-    for number, (row0, count, _, _, _, _, partial0, _) in enumerate(plan.items.tolist()):
-        entries = made.entries[made.entry_indptr[number] : made.entry_indptr[number + 1]].tolist()
-        seats = enumerate(plan.rows[row0 : row0 + count].tolist())
-        live = [(i, int(rows[seat]), made.row_number(row0 + i)) for i, seat in seats if states[seat] == PLANNED]
-        for index, row, query in live:
-            begin = _window(requests.seen(row, query), window_left, requests.page_size)
-            read = [_clamped(entry, requests, begin) for entry in entries if entry[3] <= index < entry[4]]
-            found.append(_RowWork(requests.query_rows(row)[query], partial0 + index if partial0 >= 0 else -1, read))
-    return found
+def _planned_work(made: RequestSchedule, states: Ints, requests: RunningRequests, window_left: int) -> Iterator[_Work]:
+    """Lists the plan's items, with the rows that the plan serves and what these see."""
+    plan, row = made.schedule, requests.seats[0].tolist()
+    served = {seat: requests.query_rows(row[seat]) for seat in np.flatnonzero(states == PLANNED).tolist()}
+    for item, (row0, count, _, _, _, _, partial0, _) in enumerate(plan.items.tolist()):
+        written, begins = [-1] * count, [0 if window_left < 0 else INT32_MAX] * count
+        for i, seat in enumerate(plan.rows[row0 : row0 + count].tolist()):
+            if seat in served:
+                number = made.row_number(row0 + i)
+                written[i] = served[seat][number]
+                if window_left >= 0:
+                    begins[i] = _window(requests.seen(row[seat], number), window_left, requests.page_size)
+        entries = made.entries[made.entry_indptr[item] : made.entry_indptr[item + 1]].tolist()
+        runs = [
+            (*_clamped(entry, requests, min(begins[entry[3] : entry[4]])), *entry[3:])
+            for entry in entries
+            if max(written[entry[3] : entry[4]]) >= 0
+        ]
+        if max(written) >= 0:
+            yield _Work(written, partial0, runs)
 
 
-def _lone_work(states: Ints, requests: RunningRequests, window_left: int) -> Iterator[_RowWork]:
+def _lone_work(states: Ints, requests: RunningRequests, window_left: int) -> Iterator[_Work]:
     """Lists the items of rows whose requests are served alone."""
     for seat in np.flatnonzero(states >= NEW).tolist():
         row = int(requests.seats[0, seat])
-        for query, place in enumerate(requests.query_rows(row)):
-            length = requests.seen(row, query) if states[seat] != INVALID else 0
-            yield _RowWork(place, -1, [(row, _window(length, window_left, requests.page_size), length)])
+        for number, place in enumerate(requests.query_rows(row)):
+            length = requests.seen(row, number) if states[seat] != INVALID else 0
+            yield _Work.of_row(place, -1, (row, _window(length, window_left, requests.page_size), length))
 
 
 def _merged_rows(made: RequestSchedule, states: Ints, requests: RunningRequests) -> dict[int, list[int]]:
@@ -170,12 +184,12 @@ def _merged_rows(made: RequestSchedule, states: Ints, requests: RunningRequests)
 
 def _chunk_work(
     states: Ints, requests: RunningRequests, window_left: int, chunk: int
-) -> tuple[list[_RowWork], dict[int, list[int]]]:
+) -> tuple[list[_Work], dict[int, list[int]]]:
     """Lists, for batch-invariant mode, an item for each chunk that a row sees, and the partial slots of each row.
 
     Here it makes no difference which chunks requests read together.
     """
-    items: list[_RowWork] = []
+    items: list[_Work] = []
     merged: dict[int, list[int]] = {}
     for seat in np.flatnonzero(states > FREE).tolist():
         row = int(requests.seats[0, seat])
@@ -183,12 +197,12 @@ def _chunk_work(
         begin = _window(length, window_left, requests.page_size)
         chunks = range(begin // chunk, -(-length // chunk))
         if not chunks:
-            items.append(_RowWork(row, -1, []))
+            items.append(_Work([row], -1, []))
             continue
         merged[row] = list(range(len(items), len(items) + len(chunks)))
         for number in chunks:
             tokens = row, max(number * chunk, begin), min((number + 1) * chunk, length)
-            items.append(_RowWork(row, len(items), [tokens]))
+            items.append(_Work.of_row(row, len(items), tokens))
     return items, merged
 
 
@@ -201,7 +215,7 @@ def expanded(
     *,
     positions: bool = False,
 ) -> tuple[Schedule, Ints]:
-    """Makes the schedule of one step, with a work item for each row of each item of the plan.
+    """Makes the schedule of one step: the plan's items, and one for each query row that is alone.
 
     Args:
         made: The plan's schedule by request.
@@ -220,23 +234,19 @@ def expanded(
     else:
         items = [*_planned_work(made, states, requests, window_left), *_lone_work(states, requests, window_left)]
         merged = _merged_rows(made, states, requests)
-    runs = [_joined([requests.places(*tokens) for tokens in read]) for *_, read in items]
-    counts = np.array([run.shape[1] for run in runs], np.int64)
-    place, num = offsets(counts), len(items)
-    flat = np.concatenate([np.zeros((3, 0), np.int64), *runs], axis=1)
-    packed = np.zeros((flat.shape[1], 5 if positions else 4), np.int64)
-    packed[:, 0], packed[:, 1], packed[:, 3] = flat[0], flat[1], 1
-    if positions:
-        packed[:, 4] = flat[2]
-    table = np.zeros((num, 8), np.int64)
-    table[:, 0], table[:, 1] = np.arange(num), 1
-    table[:, 4], table[:, 5], table[:, 6] = place[:-1], counts, [slot for _, slot, _ in items]
+    runs = [_runs(work, requests) for work in items]
+    counts, heights = (np.array([len(part) for part in parts], np.int64) for parts in (runs, [w.rows for w in items]))
+    packed = np.concatenate([np.zeros((0, 5), np.int64), *runs])
+    table = np.zeros((len(items), 8), np.int64)
+    table[:, 0], table[:, 1] = offsets(heights)[:-1], heights
+    table[:, 4], table[:, 5], table[:, 6] = offsets(counts)[:-1], counts, [work.slot for work in items]
+    packed = packed if positions else packed[:, :4]
     row_positions = _row_positions(requests) if positions else np.empty(0)
     schedule = Schedule(
         configs=(replace(config, run_tokens=config.tokens, has_full_tiles=False),),
-        config_indptr=frozen(np.array([0, num])),
+        config_indptr=frozen(np.array([0, len(items)])),
         items=frozen(table),
-        rows=frozen(np.array([row for row, *_ in items], np.int64)),
+        rows=frozen(np.array([row for work in items for row in work.rows], np.int64)),
         tiles=frozen(packed[:0]),
         packed_runs=frozen(packed),
         merge_rows=frozen(np.array([*merged], np.int64)),
@@ -259,9 +269,13 @@ def _row_positions(requests: RunningRequests) -> Ints:
     return frozen(found)
 
 
-def _joined(runs: list[tuple[Longs, Longs, Longs]]) -> Longs:
-    """Concatenates runs as a table with the lines KV slot, length and position."""
-    return np.concatenate([np.zeros((3, 0), np.int64), *map(np.stack, runs)], axis=1)
+def _runs(work: _Work, requests: RunningRequests) -> Longs:
+    """Cuts the runs of an item at pages; returns KV slot, length, `lo`, `hi` and position of each piece."""
+    found = [np.zeros((0, 5), np.int64)]
+    for row, first, end, lo, hi in work.runs:
+        slot, length, position = requests.places(row, first, end)
+        found.append(np.stack([slot, length, np.full_like(slot, lo), np.full_like(slot, hi), position], axis=1))
+    return np.concatenate(found)
 
 
 def _clamped(entry: list[int], requests: RunningRequests, window_begin: int) -> tuple[int, int, int]:
