@@ -73,10 +73,14 @@ def check(kernel: BatchKernel, server: Server, case: Case, lengths: dict[int, in
             rest = {token for tokens, seat in seen_by if seat != other for token in tokens}
             assert {token for tokens, seat in seen_by if seat == other for token in tokens} <= rest
 
-    # NumPy's schedule gives each row the same tokens, but for those before its window.
+    # NumPy's schedule gives each row the same tokens, but for those before its window. What rows share is read once.
     schedule, _ = expanded(kernel.planned.schedule, config, requests, window, positions=positions)
     parts: dict[int, list[int]] = {}
     finals: dict[int, list[int]] = {}
+    together = [schedule.rows[row0 : row0 + count].tolist() for row0, count, *_ in schedule.items.tolist()]
+    if INVALID not in step.states:
+        served = [item.rows for item in step.planned if max(item.rows, default=-1) >= 0]
+        assert together[: len(served)] == served
     for row0, count, _, _, run0, packed_runs, slot, _ in schedule.items.tolist():
         runs = schedule.packed_runs[run0 : run0 + packed_runs].tolist()
         for number, row in enumerate(schedule.rows[row0 : row0 + count].tolist()):
