@@ -34,7 +34,7 @@ import treegen
 from replan import flashinfer_wrapper
 from treegen import LiveBatch, PageTable, Shape
 from treegen.backends.batch_form import BatchForm
-from treegen.ir.request_tables import RequestTables
+from treegen.ir.request_tables import NO_REQUEST, RequestTables
 from treegen.runtime.batch_kernel import BatchKernel
 from treegen.search.batch_choices import BatchChoices
 from treegen.target.problem import Problem
@@ -50,7 +50,7 @@ class PackedOnly:
 
     def __init__(self, form: BatchForm) -> None:
         self._room, self._places = form.room, RequestTables.of(form.room)
-        self._seats = np.full((2, form.room.seats), -1, np.int32)
+        self._seats = NO_REQUEST.repeat(form.room.seats, 1)
         self.counters = torch.zeros(6, dtype=torch.int64)
 
     def load(self, made: Any, requests: Any) -> None:
@@ -59,7 +59,7 @@ class PackedOnly:
         self.seat(requests)
 
     def seat(self, requests: Any) -> None:
-        """Takes rows and epochs."""
+        """Takes the running requests."""
         self._seats[:, : requests.shape[1]] = requests
 
     def step(self) -> None:

@@ -101,7 +101,6 @@ def planning(problem: Problem, wanted: Strategy, choices: BatchChoices, form: Ba
         made = lower_chunks(plan, problem, form.config, form.room) if chunked else lower_requests(plan, problem, room)
         if form.room.holds(made):
             reason = choice.reason if strategy is choice.strategy else f"{choice.strategy} needs more room"
-            yield
             return BatchPlan(problem, Choice(strategy, reason), plan, made)
         if len(made.claims) > form.room.claims and problem.tree.requests is not None:
             parts, topology, requests = shallow(problem.tree.requests, CLAIMS_PER_ROW)

@@ -20,10 +20,11 @@ from treegen.timed import phase
 class NextPlan:
     """A plan in the making: of a batch as it was when the plan was begun.
 
-        part     1      2         3, 4        5        6      7          8
-        makes    tree   sharing   estimates   choice   plan   schedule   BatchPlan
+        part     1      2         3, 4        5        6      7
+        makes    tree   sharing   estimates   choice   plan   schedule
 
-    Parts take some tenths of a millisecond. Estimates and choices are made only for `auto`, where the bucket is new.
+    Parts take some tenths of a millisecond. Sharing is left out only where plans have not held, and estimates and
+    choices are made only for `auto`, where the bucket is new.
     The plan does not know requests that come after it was begun; they are served alone, as after any plan.
 
     batch: the batch, which goes on. then: a copy of it, as it was.
@@ -60,8 +61,7 @@ class NextPlan:
             return go_on(self._parts, parts)
 
     def _made(self) -> InParts[BatchPlan]:
-        tree = self.then.tree(shared=shares())
+        tree = yield from self._replanning.steady(self.batch, self.then.tree(shared=shares()))
         yield
-        problem = Problem(self._replanning.steady(self.batch, tree), self._form.shape, self._target)
-        yield
+        problem = Problem(tree, self._form.shape, self._target)
         return (yield from planning(problem, self._wanted, self._choices, self._form))

@@ -17,6 +17,7 @@ import numpy as np
 from treegen.cost.token_rates import TokenRates
 from treegen.ir.arrays import Ints, largest
 from treegen.ir.live_batch import LiveBatch
+from treegen.ir.parts import InParts
 from treegen.ir.request_tables import RequestRoom
 from treegen.ir.tree import Tree
 from treegen.ir.tree.less_sharing import without_small_shares
@@ -38,13 +39,13 @@ them.
 """
 _PLAN_US = 2000.0
 """Microseconds that the host takes to plan, roughly: between other work 1 to 2.5 ms beside an H200."""
-_PART_US = 400.0
-"""Microseconds that the host takes for a part of a plan, roughly."""
+_PART_US = 600.0
+"""Microseconds that a slow host takes for a part of a plan, roughly."""
 _FIXED_LAYER_US = 12.0
 """Microseconds that a layer takes beside the time to read its KV."""
-_LOST_US = 300.0
-"""Microseconds that steps have lost before the next plan is made, if a step leaves time for one part of it; where there
-is time for several, this divided by their number.
+_LOST_US, _SHORT_US = 300.0, 400.0
+"""Microseconds that steps have lost before the next plan is made, where the layers of a step take `_SHORT_US` or less.
+Behind longer ones more parts of a plan are made, and the limit is lower in proportion.
 """
 _LEAST_LOST_US = 75.0
 """Microseconds that steps have lost at least, so that the host does not plan for nothing.
@@ -148,20 +149,22 @@ class Replanning:
         """Returns how many parts of a plan to make in a step, while the device works; None if the plan cannot wait."""
         if self.is_new(batch):
             return None
-        return self._parts(self._late_cost(batch))
+        return max(1, int(self._step_us(batch) / _PART_US))
 
-    def _parts(self, cost: LateCost) -> int:
-        layer_us = _FIXED_LAYER_US + cost.layer_us + cost.late_us
-        return max(1, int(layer_us * self.layers / _PART_US))
+    def _step_us(self, batch: LiveBatch) -> float:
+        """Estimates the microseconds that the layers of a step take."""
+        cost = self._late_cost(batch)
+        return (_FIXED_LAYER_US + cost.layer_us + cost.late_us) * self.layers
 
-    def steady(self, batch: LiveBatch, tree: Tree) -> Tree:
-        """Returns the tree to plan for: the batch's own, or one that shares less where plans have not held."""
+    def steady(self, batch: LiveBatch, tree: Tree) -> InParts[Tree]:
+        """Makes the tree to plan for: the batch's own, or one that shares less where plans have not held."""
         seen, most = self._seen, 0
         if self._steps and seen is not None and seen.batch is batch and not self._room.chunk:
             most = int(self._sharing.allowance(self._late_us / self._steps, self._steps) / self._rates.token_us)
         self._sharing.spared_us = 0.0
         if not most or tree.requests is None or tree.requests.queries is not None:
             return tree
+        yield
         made = without_small_shares(tree.row_node, tree.topology, tree.requests, most)
         if made is None:
             return tree
@@ -189,8 +192,8 @@ class Replanning:
 
     def _saves_time(self, batch: LiveBatch) -> bool:
         """Says whether a new plan takes less time than the present one has lost."""
-        parts = self._parts(self._late_cost(batch))
-        return self._late_us * self.layers > max(_LOST_US / parts, _LEAST_LOST_US)
+        most_us = max(_LOST_US * min(1.0, _SHORT_US / self._step_us(batch)), _LEAST_LOST_US)
+        return self._late_us * self.layers > most_us
 
     def running(self, batch: LiveBatch) -> Ints:
         """Returns the running requests as the kernel is to see them, `[RUNNING_FIELDS, seats]`."""
