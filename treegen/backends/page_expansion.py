@@ -86,9 +86,9 @@ def begin_of_windows(length_r, lo, hi, window_left, R: tl.constexpr):
 
 
 @triton.jit
-def picked(values, pick):
-    """Returns values [E] at the place of each line of pick [T, E] that is true."""
-    return tl.sum(tl.where(pick, values[None, :], 0), 1)
+def entry_of(ends, number, E: tl.constexpr):
+    """Returns the entry of each of `number` [T], the last one for numbers beyond all. ends [E]: where entries end."""
+    return tl.minimum(tl.sum((ends[None, :] <= number[:, None]).to(tl.int32), 1), E - 1)
 
 
 @triton.jit
@@ -105,7 +105,6 @@ def expand(
     with groups of T tiles; a single part does both. APART: each entry's packed runs begin a tile, which nothing else
     fills.
     """
-    e = tl.arange(0, E)
     t = tl.arange(0, T)
     full = tokens // N
     ends = tl.cumsum(full, 0)
@@ -118,20 +117,20 @@ def expand(
         for t0 in range(0, num_runs, T):
             run = t0 + t
             live = run < num_runs
-            pick = e[None, :] == tl.sum((run_ends[None, :] <= run[:, None]).to(tl.int32), 1)[:, None]
-            position = picked(origin, pick) + run * B
-            length = tl.minimum(picked(first + tokens, pick) - position, B)
+            of_run = entry_of(run_ends, run, E)
+            position = tl.gather(origin, of_run, 0) + run * B
+            length = tl.minimum(tl.gather(first + tokens, of_run, 0) - position, B)
             filled = live
             if APART:
                 length = tl.maximum(length, 0)
                 filled = live & (length > 0)
-            found = tl.load(table + picked(begin, pick) + position // P, mask=filled, other=0)
+            found = tl.load(table + tl.gather(begin, of_run, 0) + position // P, mask=filled, other=0)
             found = tl.minimum(tl.maximum(found, 0), num_pages - 1)
             entry = packed_runs + (run0 + run) * RUN_WIDTH
             tl.store(entry, found * P + position % P, mask=live)
             tl.store(entry + 1, length, mask=live)
-            tl.store(entry + 2, picked(lo, pick), mask=live)
-            tl.store(entry + 3, picked(hi, pick), mask=live)
+            tl.store(entry + 2, tl.gather(lo, of_run, 0), mask=live)
+            tl.store(entry + 3, tl.gather(hi, of_run, 0), mask=live)
             if POSITIONS:
                 tl.store(entry + 4, position, mask=live)
     if (PARTS == 1) | (part > 0):
@@ -142,18 +141,18 @@ def expand(
         for t0 in range(begin_tile, num_tiles, step):
             tile = t0 + t
             live = tile < num_tiles
-            pick = e[None, :] == tl.sum((ends[None, :] <= tile[:, None]).to(tl.int32), 1)[:, None]
-            position = picked(origin, pick) + tile * N
+            of_tile = entry_of(ends, tile, E)
+            position = tl.gather(origin, of_tile, 0) + tile * N
             place = position[:, None] + s[None, :] * P
-            found = tl.load(table + picked(begin, pick)[:, None] + place // P, mask=live[:, None], other=0)
+            found = tl.load(table + tl.gather(begin, of_tile, 0)[:, None] + place // P, mask=live[:, None], other=0)
             found = tl.minimum(tl.maximum(found, 0), num_pages - 1)
             entry = tiles + (tile0 + tile) * TILE_WIDTH
             tl.store(entry[:, None] + s[None, :], found * P + place % P, mask=live[:, None])
             seen_at: tl.constexpr = TILE_WIDTH - 2 - POSITIONS
             if S == 1:
                 tl.store(entry + 1, tl.full([T], N, tl.int32), mask=live)
-            tl.store(entry + seen_at, picked(lo, pick), mask=live)
-            tl.store(entry + seen_at + 1, picked(hi, pick), mask=live)
+            tl.store(entry + seen_at, tl.gather(lo, of_tile, 0), mask=live)
+            tl.store(entry + seen_at + 1, tl.gather(hi, of_tile, 0), mask=live)
             if POSITIONS:
                 tl.store(entry + seen_at + 2, position, mask=live)
     return num_tiles, num_runs
