@@ -110,7 +110,8 @@ def long_run(name: str, own: int, steps: int, swaps: int) -> None:
         if step % 50 == 0:
             worst = max(worst, server.error_of(out))
         if step % 200 == 0:
-            fresh, _ = captured(server.kernel(), server)
+            made = server.kernel()  # which has to outlive its graph
+            fresh, _ = captured(made, server)
             ratios.append(median_us(graph.replay, REPEATS) / median_us(fresh.replay, REPEATS))
     counters = kernel.counters()
     print(
