@@ -170,8 +170,7 @@ class BatchKernel(ExplainedKernel):
             InputError, StrategyError: As of `update`.
         """
         begun = self._next if self._next is not None and self._next.is_for(batch) else None
-        if begun is None:
-            self.replanning.note_lateness(batch)
+        self.replanning.note_lateness(batch, planning=begun is not None)
         if begun is not None or self.replanning.pays(batch):
             begun = begun or self._begin(batch, self._options.strategy)
             if self._plan(begun, self.replanning.parts(batch)):

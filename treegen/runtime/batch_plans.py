@@ -18,7 +18,7 @@ from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.ir.tree.less_sharing import shallow, without_sharing
 from treegen.ir.verify import verify
-from treegen.runtime.batch_room import CLAIMS_PER_ROW, in_fewer_parts, is_served, reserve_of
+from treegen.runtime.batch_room import CLAIMS_PER_ROW, in_fewer_parts, is_served, reserve_of, sparing
 from treegen.schedule.by_request import ItemRoom
 from treegen.schedule.chunk_items import lower_chunks
 from treegen.schedule.query_runs import lower_requests
@@ -70,7 +70,9 @@ def _check_served(strategy: Strategy, plan: Plan) -> None:
         raise StrategyError("strategy", str(strategy), "needs launches of its own", fix)
 
 
-def planning(problem: Problem, wanted: Strategy, choices: BatchChoices, form: BatchForm) -> InParts[BatchPlan]:
+def planning(
+    problem: Problem, wanted: Strategy, choices: BatchChoices, form: BatchForm, spared: float = 0.0
+) -> InParts[BatchPlan]:
     """Plans for a running batch, in fewer parts and with less sharing where tables have no room.
 
     Each part takes some tenths of a millisecond.
@@ -80,6 +82,7 @@ def planning(problem: Problem, wanted: Strategy, choices: BatchChoices, form: Ba
         wanted: The strategy to plan with.
         choices: Chooses among strategies, where the wanted one is `auto`.
         form: The sizes of the kernel's tables.
+        spared: The share of the thread blocks that a plan of `auto` leaves to requests that are served alone.
 
     Raises:
         StrategyError: The strategy makes plans that need launches of their own.
@@ -88,7 +91,7 @@ def planning(problem: Problem, wanted: Strategy, choices: BatchChoices, form: Ba
     whole, problem = problem, _within_windows(problem, form)
     causal = form.scoring is not None and form.scoring.causal
     room = ItemRoom(form.config, form.shape.page_size, reserve_of(form.most_tokens), causal)
-    choice = (yield from choices.choosing(problem)) if wanted.automatic else wanted.choose(problem)
+    choice = sparing((yield from choices.choosing(problem)), spared) if wanted.automatic else wanted.choose(problem)
     for strategy in in_fewer_parts(choice.strategy):
         plan = strategy.plan(problem)
         if (alone := _without_sharing(plan, whole, form)) is not None:
@@ -105,7 +108,7 @@ def planning(problem: Problem, wanted: Strategy, choices: BatchChoices, form: Ba
         if len(made.claims) > form.room.claims and problem.tree.requests is not None:
             parts, topology, requests = shallow(problem.tree.requests, CLAIMS_PER_ROW)
             tree = Tree(*parts, topology, requests)
-            return (yield from planning(problem._replace(tree=tree), wanted, choices, form))
+            return (yield from planning(problem._replace(tree=tree), wanted, choices, form, spared))
     raise PlanError("batch", str(problem.tree), "needs more tables than there is room for", "raise max_tokens")
 
 

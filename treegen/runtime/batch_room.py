@@ -19,7 +19,7 @@ from treegen.ir.request_tables import RequestRoom, RequestTables
 from treegen.ir.shape import FP8, Shape
 from treegen.runtime.call_options import BatchOptions
 from treegen.schedule.by_request import run_tokens_of
-from treegen.strategies import Strategy
+from treegen.strategies import Choice, Strategy
 from treegen.strategies.baselines import query
 from treegen.strategies.cohort import Cohort
 from treegen.target.targets import Target
@@ -58,6 +58,8 @@ _PARTS_PER_ROW = 3
 """The most partial results of a row on average, besides those of the items that fill the GPU."""
 _TOKENS_OF_ONE_HEAD = 64
 """Tokens of a small tile of caches in 8 bits with one KV head."""
+_LEAST_SPARED = 0.01
+"""The least share of the thread blocks that a plan leaves to requests that are served alone."""
 _SHORT_WINDOW, _TOKENS_OF_SHORT_WINDOWS = 1024, 64
 """The most tokens of a short window, and the most tokens of a tile there."""
 CLAIMS_PER_ROW = 8
@@ -255,6 +257,15 @@ def is_served(plan: Plan) -> bool:
     """Says whether the tables of kernels for running batches can hold a plan of this form."""
     plain = plan.merge == "reduce" and plan.mask == "interval" and not plan.blocks and not plan.invariant_block
     return plain and not np.count_nonzero(plan.round)
+
+
+def sparing(choice: Choice, spared: float) -> Choice:
+    """Returns the choice for fewer thread blocks, where its tokens are divided evenly. spared: the share left out."""
+    strategy = choice.strategy
+    if spared < _LEAST_SPARED or not isinstance(strategy, Cohort) or strategy.shares is None:
+        return choice
+    reason = f"{choice.reason}; {spared:.0%} of its thread blocks are left to requests that are served alone"
+    return Choice(replace(strategy, shares=max(1, round(strategy.shares * (1 - spared)))), reason)
 
 
 def in_fewer_parts(strategy: Strategy) -> Iterator[Strategy]:

@@ -19,12 +19,12 @@ from treegen.runtime.planned_requests import PlannedRequests, Served
 class LateCost(NamedTuple):
     """Microseconds per layer. late_us: those that a late plan adds. layer_us: those that the layer takes at least.
 
-    alone: whether requests are served alone.
+    alone_tokens: tokens that requests read alone, by all of their query rows.
     """
 
     late_us: float
     layer_us: float
-    alone: bool
+    alone_tokens: int
 
 
 class LatePlan:
@@ -81,15 +81,16 @@ class LatePlan:
         longer_us = self._longer_us(read, served.others)
         alone = ((batch.row >= 0) & ~planned).nonzero()[0]
         if not len(alone):
-            return LateCost(again * rates.token_us + longer_us, self._layer_us, False)
+            return LateCost(again * rates.token_us + longer_us, self._layer_us, 0)
         tokens, rows = read.take(alone), batch.rows.take(alone)
         again += int(np.add.reduce(shared.take(alone), dtype=np.int64))
-        queries = len(rows)
+        queries, alone_tokens = len(rows), int(np.add.reduce(tokens, dtype=np.int64))
         if largest(rows) > 1:
-            again += int(np.dot(rows - np.int64(1), tokens))
+            more = int(np.dot(rows - np.int64(1), tokens))
+            again, alone_tokens = again + more, alone_tokens + more
             queries = int(np.add.reduce(rows, dtype=np.int64))
         late_us = again * rates.token_us + longer_us + self._longest_alone_us(largest(tokens), queries)
-        return LateCost(late_us, self._layer_us, True)
+        return LateCost(late_us, self._layer_us, alone_tokens)
 
     def _longer_us(self, read: Ints | Longs, others: Longs) -> float:
         """Returns how much longer an item gets by the longest request in the place of a shorter one.

@@ -121,7 +121,7 @@ def _holds(claim: list[int], row: int, requests: RunningRequests) -> bool:
     return bool((requests.pages[row][first:end] == requests.pages[above][first:end]).all())
 
 
-class _Work(NamedTuple):
+class _ExpandedItem(NamedTuple):
     """A work item.
 
     rows: its query rows, -1 for one that it does not write. slot: the partial slot of its first row, -1 for none. runs:
@@ -134,12 +134,14 @@ class _Work(NamedTuple):
     runs: list[tuple[int, int, int, int, int]]
 
     @classmethod
-    def of_row(cls, row: int, slot: int, tokens: tuple[int, int, int]) -> _Work:
+    def of_row(cls, row: int, slot: int, tokens: tuple[int, int, int]) -> _ExpandedItem:
         """Makes an item of one query row."""
         return cls([row], slot, [(*tokens, 0, 1)])
 
 
-def _planned_work(made: RequestSchedule, states: Ints, requests: RunningRequests, window_left: int) -> Iterator[_Work]:
+def _planned_work(
+    made: RequestSchedule, states: Ints, requests: RunningRequests, window_left: int
+) -> Iterator[_ExpandedItem]:
     """Lists the plan's items, with the rows that the plan serves and what these see."""
     plan, row = made.schedule, requests.seats[0].tolist()
     served = {seat: requests.query_rows(row[seat]) for seat in np.flatnonzero(states == PLANNED).tolist()}
@@ -158,16 +160,16 @@ def _planned_work(made: RequestSchedule, states: Ints, requests: RunningRequests
             if max(written[entry[3] : entry[4]]) >= 0
         ]
         if max(written) >= 0:
-            yield _Work(written, partial0, runs)
+            yield _ExpandedItem(written, partial0, runs)
 
 
-def _lone_work(states: Ints, requests: RunningRequests, window_left: int) -> Iterator[_Work]:
+def _lone_work(states: Ints, requests: RunningRequests, window_left: int) -> Iterator[_ExpandedItem]:
     """Lists the items of rows whose requests are served alone."""
     for seat in np.flatnonzero(states >= NEW).tolist():
         row = int(requests.seats[0, seat])
         for number, place in enumerate(requests.query_rows(row)):
             length = requests.seen(row, number) if states[seat] != INVALID else 0
-            yield _Work.of_row(place, -1, (row, _window(length, window_left, requests.page_size), length))
+            yield _ExpandedItem.of_row(place, -1, (row, _window(length, window_left, requests.page_size), length))
 
 
 def _merged_rows(made: RequestSchedule, states: Ints, requests: RunningRequests) -> dict[int, list[int]]:
@@ -184,12 +186,12 @@ def _merged_rows(made: RequestSchedule, states: Ints, requests: RunningRequests)
 
 def _chunk_work(
     states: Ints, requests: RunningRequests, window_left: int, chunk: int
-) -> tuple[list[_Work], dict[int, list[int]]]:
+) -> tuple[list[_ExpandedItem], dict[int, list[int]]]:
     """Lists, for batch-invariant mode, an item for each chunk that a row sees, and the partial slots of each row.
 
     Here it makes no difference which chunks requests read together.
     """
-    items: list[_Work] = []
+    items: list[_ExpandedItem] = []
     merged: dict[int, list[int]] = {}
     for seat in np.flatnonzero(states > FREE).tolist():
         row = int(requests.seats[0, seat])
@@ -197,12 +199,12 @@ def _chunk_work(
         begin = _window(length, window_left, requests.page_size)
         chunks = range(begin // chunk, -(-length // chunk))
         if not chunks:
-            items.append(_Work([row], -1, []))
+            items.append(_ExpandedItem([row], -1, []))
             continue
         merged[row] = list(range(len(items), len(items) + len(chunks)))
         for number in chunks:
             tokens = row, max(number * chunk, begin), min((number + 1) * chunk, length)
-            items.append(_Work.of_row(row, len(items), tokens))
+            items.append(_ExpandedItem.of_row(row, len(items), tokens))
     return items, merged
 
 
@@ -269,7 +271,7 @@ def _row_positions(requests: RunningRequests) -> Ints:
     return frozen(found)
 
 
-def _runs(work: _Work, requests: RunningRequests) -> Longs:
+def _runs(work: _ExpandedItem, requests: RunningRequests) -> Longs:
     """Cuts the runs of an item at pages; returns KV slot, length, `lo`, `hi` and position of each piece."""
     found = [np.zeros((0, 5), np.int64)]
     for row, first, end, lo, hi in work.runs:

@@ -1,0 +1,97 @@
+"""Plans of running batches that leave thread blocks to requests that are served alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import treegen
+from treegen import LiveBatch, PageTable, Shape
+from treegen.runtime.batch_kernel import BatchKernel
+from treegen.strategies import Strategy, cohort
+from treegen.strategies.cohort import Cohort
+
+ROWS, PROMPT = 64, 4096
+
+
+def agents(
+    heads: tuple[int, int] = (8, 1), strategy: str | Strategy = "auto", prompt: int = PROMPT
+) -> tuple[BatchKernel, LiveBatch]:
+    """A planned batch of agents over two prompts. The page table stays empty, because nothing is computed."""
+    pages = PageTable(torch.zeros(ROWS, 1024, dtype=torch.int32), torch.zeros(ROWS, dtype=torch.int32), 1)
+    shape = Shape(*heads, 128, dtype="bf16", page_size=16)
+    options = {"strategy": strategy, "target": "h200", "backend": "torch"}
+    kernel = treegen.compile_batch(shape, pages, max_tokens=16384, **options)  # type: ignore[arg-type]
+    batch, tokens = LiveBatch(page_size=16, max_seats=ROWS), np.random.default_rng(0).integers(200, 500, ROWS)
+    first = [batch.add(prompt + int(own)) for own in tokens[:2]]
+    for number, own in enumerate(tokens[2:]):
+        batch.add(prompt + int(own), first[number % 2], prompt)
+    assert kernel.prepare(batch)
+    return kernel, batch
+
+
+def shares_of(kernel: BatchKernel) -> float:
+    """The thread blocks that the present plan divides tokens among."""
+    assert kernel.choice is not None
+    assert isinstance(kernel.choice.strategy, Cohort)
+    assert kernel.choice.strategy.shares is not None
+    return kernel.choice.strategy.shares
+
+
+def run(kernel: BatchKernel, batch: LiveBatch, steps: int, *, arrivals: bool) -> None:
+    """Runs steps. With arrivals an agent of one prompt ends in each step, and one of the other prompt comes."""
+    first, second, *agents = batch.seats.tolist()
+    of = {seat: int(batch.shared_with[seat]) for seat in agents}
+    for step in range(steps):
+        batch.grow()
+        if arrivals:
+            seat = next(seat for seat in agents if of[seat] == (first, second)[step % 2])
+            agents.remove(seat)
+            batch.finish(seat)
+            agents.append(batch.add(PROMPT + 200, (second, first)[step % 2], PROMPT))
+            of[agents[-1]] = (second, first)[step % 2]
+        kernel.prepare(batch)
+        kernel.refresh(batch)
+
+
+def test_blocks_are_left_to_requests_that_are_alone() -> None:
+    kernel, batch = agents()
+    whole = shares_of(kernel)
+    run(kernel, batch, 60, arrivals=True)
+    assert 0.79 * whole < shares_of(kernel) < 0.95 * whole
+    assert kernel.choice is not None
+    assert "are left to requests that are served alone" in kernel.choice.reason
+
+
+def test_when_no_more_requests_come_no_blocks_are_left() -> None:
+    kernel, batch = agents()
+    whole = shares_of(kernel)
+    run(kernel, batch, 60, arrivals=True)
+    plans = kernel.counters()["plans"]
+    run(kernel, batch, 100, arrivals=False)
+    assert shares_of(kernel) >= 0.95 * whole
+    assert plans < kernel.counters()["plans"] <= plans + 5
+
+
+def test_a_batch_that_only_grows_leaves_none() -> None:
+    kernel, batch = agents()
+    whole = shares_of(kernel)
+    run(kernel, batch, 300, arrivals=False)
+    assert kernel.counters()["plans"] > 1
+    assert shares_of(kernel) == whole
+
+
+@pytest.mark.parametrize(
+    ("heads", "strategy", "prompt"),
+    [((32, 8), "auto", 3 * PROMPT), ((8, 1), cohort(head_rows=64, shares=200), PROMPT)],
+    ids=["long items", "named"],
+)
+def test_long_items_and_named_strategies_leave_none(
+    heads: tuple[int, int], strategy: str | Strategy, prompt: int
+) -> None:
+    kernel, batch = agents(heads, strategy, prompt)
+    whole = shares_of(kernel)
+    run(kernel, batch, 60, arrivals=True)
+    assert kernel.counters()["plans"] > 1
+    assert shares_of(kernel) == whole
