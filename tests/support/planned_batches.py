@@ -40,7 +40,7 @@ def late(kernel: BatchKernel, batch: LiveBatch) -> float:
 def late_plan(kernel: BatchKernel, shared: Ints | None = None) -> LatePlan:
     """The kernel's plan, for the batches after its own. shared: what requests shared; by default what the plan uses."""
     assert kernel.planned is not None
-    (tree, shape, target), _, _, schedule = kernel.planned
+    (tree, shape, target), schedule = kernel.planned.problem, kernel.planned.schedule
     rates = TokenRates.of(kernel.form.config, shape, target, kernel.form.window_left)
     assert tree.requests is not None
     if shared is None:

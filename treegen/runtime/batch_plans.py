@@ -34,12 +34,14 @@ class BatchPlan(NamedTuple):
 
     problem: the batch's tree by request, without what no window reaches, the attention shape and the target. choice:
     the strategy, and the reason for it. schedule: the plan's schedule by request, which the kernel's tables hold.
+    spared: the share of the thread blocks that it leaves to requests that are served alone.
     """
 
     problem: Problem
     choice: Choice
     plan: Plan
     schedule: RequestSchedule
+    spared: float = 0.0
 
     @property
     def saved_bytes(self) -> int:
@@ -91,7 +93,8 @@ def planning(
     whole, problem = problem, _within_windows(problem, form)
     causal = form.scoring is not None and form.scoring.causal
     room = ItemRoom(form.config, form.shape.page_size, reserve_of(form.most_tokens), causal)
-    choice = sparing((yield from choices.choosing(problem)), spared) if wanted.automatic else wanted.choose(problem)
+    whole_gpu = (yield from choices.choosing(problem)) if wanted.automatic else wanted.choose(problem)
+    choice = sparing(whole_gpu, spared) if wanted.automatic else whole_gpu
     for strategy in in_fewer_parts(choice.strategy):
         plan = strategy.plan(problem)
         if (alone := _without_sharing(plan, whole, form)) is not None:
@@ -104,7 +107,8 @@ def planning(
         made = lower_chunks(plan, problem, form.config, form.room) if chunked else lower_requests(plan, problem, room)
         if form.room.holds(made):
             reason = choice.reason if strategy is choice.strategy else f"{choice.strategy} needs more room"
-            return BatchPlan(problem, Choice(strategy, reason), plan, made)
+            spared = 0.0 if choice is whole_gpu else spared
+            return BatchPlan(problem, Choice(strategy, reason), plan, made, spared)
         if len(made.claims) > form.room.claims and problem.tree.requests is not None:
             parts, topology, requests = shallow(problem.tree.requests, CLAIMS_PER_ROW)
             tree = Tree(*parts, topology, requests)

@@ -53,7 +53,7 @@ def batch_explanation(planned: BatchPlan | None, scoring: Scoring | None) -> tup
     """
     if planned is None:
         raise InputError("kernel", "a kernel without a plan", "has nothing to explain", "call update first")
-    problem, choice, plan, _ = planned
+    problem, choice, plan = planned.problem, planned.choice, planned.plan
     counted = lowered(plan, problem).schedule
     entry = ExplainedPlan.from_plan(choice.strategy, choice.reason, plan, counted, problem, fixed=True)
     tree, shape, target = problem

@@ -97,12 +97,13 @@ class Replanning:
         self._late_us = 0.0  # how much longer one layer has taken since the last plan, summed over steps
         self._steps = 0  # these steps
         self._alone_tokens = 0.0  # that requests read alone in a step, on average of the latest ones
-        self._spared, self._unique_tokens = 0.0, 1  # see `spared`, and the tokens of that tree
+        self._spared, self._unique_tokens = 0.0, 1  # by the present plan, and its tokens
         self._sharing = SteadySharing()
 
     def note_plan(self, batch: LiveBatch, then: LiveBatch, planned: BatchPlan) -> None:
         """Notes a new plan of a batch. then: the batch as it was for the plan."""
         self.plans, self._late_us, self._steps = self.plans + 1, 0.0, 0
+        self._spared, self._unique_tokens = planned.spared, planned.problem.tree.unique_tokens
         shared, sharing = then.shared_tokens.copy(), (then.shared_with >= 0).nonzero()[0]
         np.maximum.at(shared, then.shared_with.take(sharing), then.shared_tokens.take(sharing))  # also of owners
         self._late_plan = LatePlan(planned.schedule, planned.problem.tree, shared, self._room, self._rates)
@@ -158,7 +159,7 @@ class Replanning:
             or not self._knows(batch)
             or 8 * len(batch) < 7 * seen.requests
             or self._outgrows(batch, seen)
-            or self._spared > self._alone_share() + _UNUSED
+            or self._spared > self._alone_share(self._unique_tokens) + _UNUSED
             or (seen.changes != batch.changes and self._saves_time(batch))
         )
 
@@ -184,14 +185,13 @@ class Replanning:
         Where items are short, those of such requests would otherwise begin when others end. They get as large a share
         as they have had of the tokens of the latest steps.
         """
-        self._unique_tokens = max(tree.unique_tokens, 1)
-        short = tree.unique_tokens <= _FEW_TOKENS * self._room.at_once
-        self._spared = self._alone_share() if short and not self._room.chunk else 0.0
-        return self._spared
+        if self._room.chunk or tree.unique_tokens > _FEW_TOKENS * self._room.at_once:
+            return 0.0
+        return self._alone_share(tree.unique_tokens)
 
-    def _alone_share(self) -> float:
-        """Returns what share of a layer's tokens requests that are alone read, as far as plans can spare."""
-        return min(self._alone_tokens / (self._alone_tokens + self._unique_tokens), _MOST_SPARED)
+    def _alone_share(self, tokens: int) -> float:
+        """Returns what share of a layer's tokens requests that are alone read, beside those of a plan, or the most."""
+        return min(self._alone_tokens / max(self._alone_tokens + tokens, 1.0), _MOST_SPARED)
 
     def steady(self, batch: LiveBatch, tree: Tree) -> InParts[Tree]:
         """Makes the tree to plan for: the batch's own, or one that shares less where plans have not held."""
