@@ -18,7 +18,7 @@ from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.ir.tree.less_sharing import shallow, without_sharing
 from treegen.ir.verify import verify
-from treegen.runtime.batch_room import CLAIMS_PER_ROW, in_fewer_parts, is_served, reserve_of, sparing
+from treegen.runtime.batch_room import CLAIMS_PER_ROW, in_fewer_parts, is_served, leaving_free, reserve_of
 from treegen.schedule.by_request import ItemRoom
 from treegen.schedule.chunk_items import lower_chunks
 from treegen.schedule.query_runs import lower_requests
@@ -34,14 +34,14 @@ class BatchPlan(NamedTuple):
 
     problem: the batch's tree by request, without what no window reaches, the attention shape and the target. choice:
     the strategy, and the reason for it. schedule: the plan's schedule by request, which the kernel's tables hold.
-    spared: the share of the thread blocks that it leaves to requests that are served alone.
+    free_share: the share of the thread blocks that it leaves to requests that are served alone.
     """
 
     problem: Problem
     choice: Choice
     plan: Plan
     schedule: RequestSchedule
-    spared: float = 0.0
+    free_share: float = 0.0
 
     @property
     def saved_bytes(self) -> int:
@@ -73,7 +73,7 @@ def _check_served(strategy: Strategy, plan: Plan) -> None:
 
 
 def planning(
-    problem: Problem, wanted: Strategy, choices: BatchChoices, form: BatchForm, spared: float = 0.0
+    problem: Problem, wanted: Strategy, choices: BatchChoices, form: BatchForm, free_share: float = 0.0
 ) -> InParts[BatchPlan]:
     """Plans for a running batch, in fewer parts and with less sharing where tables have no room.
 
@@ -84,7 +84,7 @@ def planning(
         wanted: The strategy to plan with.
         choices: Chooses among strategies, where the wanted one is `auto`.
         form: The sizes of the kernel's tables.
-        spared: The share of the thread blocks that a plan of `auto` leaves to requests that are served alone.
+        free_share: The share of the thread blocks that a plan of `auto` leaves to requests that are served alone.
 
     Raises:
         StrategyError: The strategy makes plans that need launches of their own.
@@ -94,7 +94,7 @@ def planning(
     causal = form.scoring is not None and form.scoring.causal
     room = ItemRoom(form.config, form.shape.page_size, reserve_of(form.most_tokens), causal)
     whole_gpu = (yield from choices.choosing(problem)) if wanted.automatic else wanted.choose(problem)
-    choice = sparing(whole_gpu, spared) if wanted.automatic else whole_gpu
+    choice = leaving_free(whole_gpu, free_share) if wanted.automatic else whole_gpu
     for strategy in in_fewer_parts(choice.strategy):
         plan = strategy.plan(problem)
         if (alone := _without_sharing(plan, whole, form)) is not None:
@@ -107,12 +107,12 @@ def planning(
         made = lower_chunks(plan, problem, form.config, form.room) if chunked else lower_requests(plan, problem, room)
         if form.room.holds(made):
             reason = choice.reason if strategy is choice.strategy else f"{choice.strategy} needs more room"
-            spared = 0.0 if choice is whole_gpu else spared
-            return BatchPlan(problem, Choice(strategy, reason), plan, made, spared)
+            left = 0.0 if choice is whole_gpu else free_share
+            return BatchPlan(problem, Choice(strategy, reason), plan, made, left)
         if len(made.claims) > form.room.claims and problem.tree.requests is not None:
             parts, topology, requests = shallow(problem.tree.requests, CLAIMS_PER_ROW)
             tree = Tree(*parts, topology, requests)
-            return (yield from planning(problem._replace(tree=tree), wanted, choices, form, spared))
+            return (yield from planning(problem._replace(tree=tree), wanted, choices, form, free_share))
     raise PlanError("batch", str(problem.tree), "needs more tables than there is room for", "raise max_tokens")
 
 

@@ -58,7 +58,7 @@ _PARTS_PER_ROW = 3
 """The most partial results of a row on average, besides those of the items that fill the GPU."""
 _TOKENS_OF_ONE_HEAD = 64
 """Tokens of a small tile of caches in 8 bits with one KV head."""
-_LEAST_SPARED = 0.01
+_LEAST_FREE = 0.01
 """The least share of the thread blocks that a plan leaves to requests that are served alone."""
 _SHORT_WINDOW, _TOKENS_OF_SHORT_WINDOWS = 1024, 64
 """The most tokens of a short window, and the most tokens of a tile there."""
@@ -259,13 +259,13 @@ def is_served(plan: Plan) -> bool:
     return plain and not np.count_nonzero(plan.round)
 
 
-def sparing(choice: Choice, spared: float) -> Choice:
-    """Returns the choice for fewer thread blocks, where its tokens are divided evenly. spared: the share left out."""
+def leaving_free(choice: Choice, share: float) -> Choice:
+    """Returns the choice for fewer thread blocks, where its tokens are divided evenly. share: of those left out."""
     strategy = choice.strategy
-    if spared < _LEAST_SPARED or not isinstance(strategy, Cohort) or strategy.shares is None:
+    if share < _LEAST_FREE or not isinstance(strategy, Cohort) or strategy.shares is None:
         return choice
-    reason = f"{choice.reason}; {spared:.0%} of its thread blocks are left to requests that are served alone"
-    return Choice(replace(strategy, shares=max(1, round(strategy.shares * (1 - spared)))), reason)
+    reason = f"{choice.reason}; {share:.0%} of its thread blocks are left to requests that are served alone"
+    return Choice(replace(strategy, shares=max(1, round(strategy.shares * (1 - share)))), reason)
 
 
 def in_fewer_parts(strategy: Strategy) -> Iterator[Strategy]:

@@ -64,4 +64,5 @@ class NextPlan:
         tree = yield from self._replanning.steady(self.batch, self.then.tree(shared=shares()))
         yield
         problem = Problem(tree, self._form.shape, self._target)
-        return (yield from planning(problem, self._wanted, self._choices, self._form, self._replanning.spared(tree)))
+        free_share = self._replanning.free_share(tree)
+        return (yield from planning(problem, self._wanted, self._choices, self._form, free_share))

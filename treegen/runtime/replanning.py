@@ -54,7 +54,7 @@ With 300, on an H200, steps of 128 requests of a recorded server (8:1 heads) tak
 """
 _ALONE_STEPS = 16
 """Steps over which the tokens that requests read alone are averaged, roughly."""
-_MOST_SPARED, _UNUSED = 0.2, 0.05
+_MOST_FREE, _UNUSED = 0.2, 0.05
 """The most of the thread blocks that a plan leaves to requests that are served alone; and the share of them by which it
 may leave too many, before `refresh` makes another.
 """
@@ -97,13 +97,13 @@ class Replanning:
         self._late_us = 0.0  # how much longer one layer has taken since the last plan, summed over steps
         self._steps = 0  # these steps
         self._alone_tokens = 0.0  # that requests read alone in a step, on average of the latest ones
-        self._spared, self._unique_tokens = 0.0, 1  # by the present plan, and its tokens
+        self._free_share, self._unique_tokens = 0.0, 1  # by the present plan, and its tokens
         self._sharing = SteadySharing()
 
     def note_plan(self, batch: LiveBatch, then: LiveBatch, planned: BatchPlan) -> None:
         """Notes a new plan of a batch. then: the batch as it was for the plan."""
         self.plans, self._late_us, self._steps = self.plans + 1, 0.0, 0
-        self._spared, self._unique_tokens = planned.spared, planned.problem.tree.unique_tokens
+        self._free_share, self._unique_tokens = planned.free_share, planned.problem.tree.unique_tokens
         shared, sharing = then.shared_tokens.copy(), (then.shared_with >= 0).nonzero()[0]
         np.maximum.at(shared, then.shared_with.take(sharing), then.shared_tokens.take(sharing))  # also of owners
         self._late_plan = LatePlan(planned.schedule, planned.problem.tree, shared, self._room, self._rates)
@@ -159,7 +159,7 @@ class Replanning:
             or not self._knows(batch)
             or 8 * len(batch) < 7 * seen.requests
             or self._outgrows(batch, seen)
-            or self._spared > self._alone_share(self._unique_tokens) + _UNUSED
+            or self._free_share > self._alone_share(self._unique_tokens) + _UNUSED
             or (seen.changes != batch.changes and self._saves_time(batch))
         )
 
@@ -179,7 +179,7 @@ class Replanning:
         cost = self._late_cost(batch)
         return (_FIXED_LAYER_US + cost.layer_us + cost.late_us) * self.layers
 
-    def spared(self, tree: Tree) -> float:
+    def free_share(self, tree: Tree) -> float:
         """Returns the share of the thread blocks that the plan of a tree is to leave to requests that are alone.
 
         Where items are short, those of such requests would otherwise begin when others end. They get as large a share
@@ -191,7 +191,7 @@ class Replanning:
 
     def _alone_share(self, tokens: int) -> float:
         """Returns what share of a layer's tokens requests that are alone read, beside those of a plan, or the most."""
-        return min(self._alone_tokens / max(self._alone_tokens + tokens, 1.0), _MOST_SPARED)
+        return min(self._alone_tokens / max(self._alone_tokens + tokens, 1.0), _MOST_FREE)
 
     def steady(self, batch: LiveBatch, tree: Tree) -> InParts[Tree]:
         """Makes the tree to plan for: the batch's own, or one that shares less where plans have not held."""
