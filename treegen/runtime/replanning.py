@@ -53,7 +53,7 @@ _LEAST_LOST_US = 75.0
 With 300, on an H200, steps of 128 requests of a recorded server (8:1 heads) take 1.03 times as long.
 """
 _ALONE_STEPS = 16
-"""Steps over which the tokens that requests read alone are averaged, roughly."""
+"""Steps over which the share of tokens that requests read alone is averaged, roughly."""
 _MOST_FREE, _UNUSED = 0.2, 0.05
 """The most of the thread blocks that a plan leaves to requests that are served alone; and the share of them by which it
 may leave too many, before `refresh` makes another.
@@ -96,14 +96,14 @@ class Replanning:
         self.plans, self.layers, self.calls = 0, _USUAL_LAYERS, 0
         self._late_us = 0.0  # how much longer one layer has taken since the last plan, summed over steps
         self._steps = 0  # these steps
-        self._alone_tokens = 0.0  # that requests read alone in a step, on average of the latest ones
-        self._free_share, self._unique_tokens = 0.0, 1  # by the present plan, and its tokens
+        self._alone_share = 0.0  # of a step's tokens, those that requests read alone; the mean of the latest steps
+        self._free_share = 0.0  # see `free_share`, of the present plan
         self._sharing = SteadySharing()
 
     def note_plan(self, batch: LiveBatch, then: LiveBatch, planned: BatchPlan) -> None:
         """Notes a new plan of a batch. then: the batch as it was for the plan."""
         self.plans, self._late_us, self._steps = self.plans + 1, 0.0, 0
-        self._free_share, self._unique_tokens = planned.free_share, planned.problem.tree.unique_tokens
+        self._free_share = planned.free_share
         shared, sharing = then.shared_tokens.copy(), (then.shared_with >= 0).nonzero()[0]
         np.maximum.at(shared, then.shared_with.take(sharing), then.shared_tokens.take(sharing))  # also of owners
         self._late_plan = LatePlan(planned.schedule, planned.problem.tree, shared, self._room, self._rates)
@@ -143,13 +143,17 @@ class Replanning:
 
         planning: whether the next plan is being made, which the loss does not count for any more.
         """
-        seen, cost = self._seen, None
+        seen, late_us, share = self._seen, 0.0, 0.0
         if self._knows(batch) and seen is not None and seen.changes != batch.changes:
             cost = self._late_cost(batch)
-        self._alone_tokens += ((cost.alone_tokens if cost else 0) - self._alone_tokens) / _ALONE_STEPS
+            late_us = cost.late_us
+            if cost.alone_tokens:
+                late_us += ALONE_US
+                alone_us = cost.alone_tokens * self._rates.token_us
+                share = min(alone_us / (alone_us + cost.layer_us), _MOST_FREE)
+        self._alone_share += (share - self._alone_share) / _ALONE_STEPS
         if not planning:
-            self._steps += 1
-            self._late_us += 0.0 if cost is None else cost.late_us + (ALONE_US if cost.alone_tokens else 0.0)
+            self._steps, self._late_us = self._steps + 1, self._late_us + late_us
 
     def pays(self, batch: LiveBatch) -> bool:
         """Says whether to plan now, while the device works. See BatchKernel.refresh for the conditions."""
@@ -159,7 +163,7 @@ class Replanning:
             or not self._knows(batch)
             or 8 * len(batch) < 7 * seen.requests
             or self._outgrows(batch, seen)
-            or self._free_share > self._alone_share(self._unique_tokens) + _UNUSED
+            or self._free_share > self._alone_share + _UNUSED
             or (seen.changes != batch.changes and self._saves_time(batch))
         )
 
@@ -185,13 +189,8 @@ class Replanning:
         Where items are short, those of such requests would otherwise begin when others end. They get as large a share
         as they have had of the tokens of the latest steps.
         """
-        if self._room.chunk or tree.unique_tokens > _FEW_TOKENS * self._room.at_once:
-            return 0.0
-        return self._alone_share(tree.unique_tokens)
-
-    def _alone_share(self, tokens: int) -> float:
-        """Returns what share of a layer's tokens requests that are alone read, beside those of a plan, or the most."""
-        return min(self._alone_tokens / max(self._alone_tokens + tokens, 1.0), _MOST_FREE)
+        few = tree.unique_tokens <= _FEW_TOKENS * self._room.at_once
+        return self._alone_share if few and not self._room.chunk else 0.0
 
     def steady(self, batch: LiveBatch, tree: Tree) -> InParts[Tree]:
         """Makes the tree to plan for: the batch's own, or one that shares less where plans have not held."""
