@@ -9,26 +9,33 @@ import torch
 import treegen
 from treegen import LiveBatch, PageTable, Shape
 from treegen.runtime.batch_kernel import BatchKernel
-from treegen.strategies import Strategy, cohort
+from treegen.runtime.batch_room import leaving_free
+from treegen.strategies import Choice, Strategy, cohort
 from treegen.strategies.cohort import Cohort
 
 ROWS, PROMPT = 64, 4096
 
 
 def agents(
-    heads: tuple[int, int] = (8, 1), strategy: str | Strategy = "auto", prompt: int = PROMPT
+    heads: tuple[int, int] = (8, 1), strategy: str | Strategy = "auto", prompt: int = PROMPT, window_left: int = -1
 ) -> tuple[BatchKernel, LiveBatch]:
     """A planned batch of agents over two prompts. The page table stays empty, because nothing is computed."""
     pages = PageTable(torch.zeros(ROWS, 1024, dtype=torch.int32), torch.zeros(ROWS, dtype=torch.int32), 1)
     shape = Shape(*heads, 128, dtype="bf16", page_size=16)
-    options = {"strategy": strategy, "target": "h200", "backend": "torch"}
+    options = {"strategy": strategy, "target": "h200", "backend": "torch", "window_left": window_left}
     kernel = treegen.compile_batch(shape, pages, max_tokens=16384, **options)  # type: ignore[arg-type]
+    batch = batch_of(prompt)
+    assert kernel.prepare(batch)
+    return kernel, batch
+
+
+def batch_of(prompt: int = PROMPT) -> LiveBatch:
+    """A batch of agents over two prompts."""
     batch, tokens = LiveBatch(page_size=16, max_seats=ROWS), np.random.default_rng(0).integers(200, 500, ROWS)
     first = [batch.add(prompt + int(own)) for own in tokens[:2]]
     for number, own in enumerate(tokens[2:]):
         batch.add(prompt + int(own), first[number % 2], prompt)
-    assert kernel.prepare(batch)
-    return kernel, batch
+    return batch
 
 
 def shares_of(kernel: BatchKernel) -> float:
@@ -39,13 +46,13 @@ def shares_of(kernel: BatchKernel) -> float:
     return kernel.choice.strategy.shares
 
 
-def run(kernel: BatchKernel, batch: LiveBatch, steps: int, *, arrivals: bool) -> None:
-    """Runs steps. With arrivals an agent of one prompt ends in each step, and one of the other prompt comes."""
+def run(kernel: BatchKernel, batch: LiveBatch, steps: int, *, arrivals: bool, at_once: int = 1) -> None:
+    """Runs steps. With arrivals agents of one prompt end in each step, and as many of the other prompt come."""
     first, second, *agents = batch.seats.tolist()
     of = {seat: int(batch.shared_with[seat]) for seat in agents}
     for step in range(steps):
         batch.grow()
-        if arrivals:
+        for _ in range(at_once if arrivals else 0):
             seat = next(seat for seat in agents if of[seat] == (first, second)[step % 2])
             agents.remove(seat)
             batch.finish(seat)
@@ -74,6 +81,36 @@ def test_when_no_more_requests_come_no_blocks_are_left() -> None:
     assert plans < kernel.counters()["plans"] <= plans + 5
 
 
+@pytest.mark.parametrize("layers", [1, 4, 32])
+def test_a_single_burst_leaves_none(layers: int) -> None:
+    kernel, batch = agents()
+    kernel.replanning.layers = layers
+    run(kernel, batch, 1, arrivals=True, at_once=12)
+    for _ in range(150):
+        run(kernel, batch, 1, arrivals=False)
+        assert kernel.planned is not None
+        assert kernel.planned.free_share == 0
+    assert kernel.counters()["plans"] > 1
+
+
+def test_another_batch_begins_anew() -> None:
+    kernel, batch = agents()
+    whole = shares_of(kernel)
+    run(kernel, batch, 60, arrivals=True)
+    assert shares_of(kernel) < whole
+    assert kernel.prepare(batch_of())
+    assert shares_of(kernel) == whole
+
+
+@pytest.mark.parametrize("shares", [0.5, 2.0625, 8.25, 264])
+@pytest.mark.parametrize("share", [0.0, 0.02, 0.1, 0.2])
+def test_shares_fall_by_what_is_left_free(shares: float, share: float) -> None:
+    whole = Choice(cohort(head_rows=64, shares=shares), "a reason")
+    left = leaving_free(whole, share).strategy
+    assert isinstance(left, Cohort)
+    assert left.shares == pytest.approx(shares * (1 - share), abs=0.01)
+
+
 def test_a_batch_that_only_grows_leaves_none() -> None:
     kernel, batch = agents()
     whole = shares_of(kernel)
@@ -99,3 +136,10 @@ def test_long_items_and_named_strategies_leave_none(
     plans = kernel.counters()["plans"]
     run(kernel, batch, 30, arrivals=False)
     assert kernel.counters()["plans"] == plans  # there is nothing to take back
+
+
+def test_tokens_that_windows_reach_count() -> None:
+    kernel, batch = agents((32, 8), prompt=3 * PROMPT, window_left=1023)
+    run(kernel, batch, 60, arrivals=True)
+    assert kernel.planned is not None
+    assert kernel.planned.free_share > 0.05

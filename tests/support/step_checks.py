@@ -95,7 +95,9 @@ def check(kernel: BatchKernel, server: Server, case: Case, lengths: dict[int, in
     for place, (row, length) in queries.items():
         seen, slots = visible(server, row, max(length, 0), window)
         shown = {slots[position] for position in seen}
+        assert len(finals[place]) == len(set(finals[place])), f"query row {place} reads a token twice"
         assert shown == shown & set(finals[place]) == shown & {slot for slot, _ in written[place]}
+        assert positions or sorted(finals[place]) == sorted(slots)
 
     # Items write only to the room that they have.
     plan = kernel.planned.schedule.schedule

@@ -18,7 +18,7 @@ from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.ir.tree.less_sharing import shallow, without_sharing
 from treegen.ir.verify import verify
-from treegen.runtime.batch_room import CLAIMS_PER_ROW, in_fewer_parts, is_served, leaving_free, reserve_of
+from treegen.runtime.batch_room import CLAIMS_PER_ROW, FEW_TOKENS, in_fewer_parts, is_served, leaving_free, reserve_of
 from treegen.schedule.by_request import ItemRoom
 from treegen.schedule.chunk_items import lower_chunks
 from treegen.schedule.query_runs import lower_requests
@@ -94,7 +94,9 @@ def planning(
     causal = form.scoring is not None and form.scoring.causal
     room = ItemRoom(form.config, form.shape.page_size, reserve_of(form.most_tokens), causal)
     whole_gpu = (yield from choices.choosing(problem)) if wanted.automatic else wanted.choose(problem)
-    choice = leaving_free(whole_gpu, free_share) if wanted.automatic else whole_gpu
+    choice = whole_gpu
+    if wanted.automatic and problem.tree.unique_tokens <= FEW_TOKENS * form.room.at_once:
+        choice = leaving_free(whole_gpu, free_share)
     for strategy in in_fewer_parts(choice.strategy):
         plan = strategy.plan(problem)
         if (alone := _without_sharing(plan, whole, form)) is not None:
@@ -107,7 +109,7 @@ def planning(
         made = lower_chunks(plan, problem, form.config, form.room) if chunked else lower_requests(plan, problem, room)
         if form.room.holds(made):
             reason = choice.reason if strategy is choice.strategy else f"{choice.strategy} needs more room"
-            left = 0.0 if choice is whole_gpu else free_share
+            left = free_share if strategy is choice.strategy and choice is not whole_gpu else 0.0
             return BatchPlan(problem, Choice(strategy, reason), plan, made, left)
         if len(made.claims) > form.room.claims and problem.tree.requests is not None:
             parts, topology, requests = shallow(problem.tree.requests, CLAIMS_PER_ROW)

@@ -23,8 +23,8 @@ class NextPlan:
         part     1      2         3, 4        5        6      7
         makes    tree   sharing   estimates   choice   plan   schedule
 
-    Parts take some tenths of a millisecond. Sharing is left out only where plans have not held, and estimates and
-    choices are made only for `auto`, where the bucket is new.
+    Parts take some tenths of a millisecond. The second, which leaves out some sharing, is made only where plans have
+    not held, and estimates and choices only for `auto`, where the bucket is new.
     The plan does not know requests that come after it was begun; they are served alone, as after any plan.
 
     batch: the batch, which goes on. then: a copy of it, as it was.
@@ -64,5 +64,5 @@ class NextPlan:
         tree = yield from self._replanning.steady(self.batch, self.then.tree(shared=shares()))
         yield
         problem = Problem(tree, self._form.shape, self._target)
-        free_share = self._replanning.free_share(tree)
+        free_share = self._replanning.free_share(self.batch)
         return (yield from planning(problem, self._wanted, self._choices, self._form, free_share))

@@ -2,7 +2,7 @@
 
     step      prepare ──▶ step ──▶ layers ──▶ refresh          the host plans while the device works
     prepare   plans only where the step cannot wait for refresh
-    refresh   plans where a plan saves more time than it takes
+    refresh   plans where a plan saves more time than it takes, or the present one is out of date
 
 Until then the present plan serves the batch. Requests that it does not know are served alone, which is right, and takes
 longer.
@@ -10,6 +10,7 @@ longer.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -52,20 +53,8 @@ _LEAST_LOST_US = 75.0
 
 With 300, on an H200, steps of 128 requests of a recorded server (8:1 heads) take 1.03 times as long.
 """
-_ALONE_STEPS = 16
-"""Steps over which the share of tokens that requests read alone is averaged, roughly."""
-_MOST_FREE, _UNUSED = 0.2, 0.05
-"""The most of the thread blocks that a plan leaves to requests that are served alone; and the share of them by which it
-may leave too many, before `refresh` makes another.
-"""
-_FEW_TOKENS = 512
-"""The most tokens of a plan, for each item that the thread blocks of a launch take at a time, that leaves some of them
-to such requests. The GPU holds half of these blocks at a time, and items of requests that are alone have 256 tokens.
-
-On an H200, with 8:1 heads, layers of 96 requests on templates (121 tokens) take 0.94 of the time, and of 64 agents
-0.98. Where items are long beside those of requests that are alone, nothing is gained: the former with 32:8 heads (971
-tokens) took 1.01.
-"""
+_MOST_FREE = 0.2
+"""The most of the thread blocks that a plan leaves free for requests that are served alone."""
 _USUAL_LAYERS = 32
 """Layers of a step, until calls have been counted."""
 
@@ -77,6 +66,23 @@ class _PlannedBatch(NamedTuple):
     changes: int
     requests: int
     tokens: Ints
+
+
+@dataclass(slots=True)
+class _AloneShare:
+    """The share of the tokens of steps that requests read alone, at most _MOST_FREE in each, summed over steps."""
+
+    shares: float = 0.0
+    steps: int = 0
+
+    def add(self, share: float) -> None:
+        """Adds a step."""
+        self.shares, self.steps = self.shares + share, self.steps + 1
+
+    @property
+    def mean(self) -> float:
+        """The mean of a step; 0 if there was none."""
+        return self.shares / self.steps if self.steps else 0.0
 
 
 class Replanning:
@@ -96,14 +102,15 @@ class Replanning:
         self.plans, self.layers, self.calls = 0, _USUAL_LAYERS, 0
         self._late_us = 0.0  # how much longer one layer has taken since the last plan, summed over steps
         self._steps = 0  # these steps
-        self._alone_share = 0.0  # of a step's tokens, those that requests read alone; the mean of the latest steps
-        self._free_share = 0.0  # see `free_share`, of the present plan
+        self._lives = _AloneShare(), _AloneShare()  # under the plan before, and the present one
+        self._free_share = 0.0  # of the present plan, see BatchPlan
         self._sharing = SteadySharing()
 
     def note_plan(self, batch: LiveBatch, then: LiveBatch, planned: BatchPlan) -> None:
         """Notes a new plan of a batch. then: the batch as it was for the plan."""
         self.plans, self._late_us, self._steps = self.plans + 1, 0.0, 0
-        self._free_share = planned.free_share
+        before = self._lives[1] if self._seen is not None and self._seen.batch is batch else _AloneShare()
+        self._lives, self._free_share = (before, _AloneShare()), planned.free_share
         shared, sharing = then.shared_tokens.copy(), (then.shared_with >= 0).nonzero()[0]
         np.maximum.at(shared, then.shared_with.take(sharing), then.shared_tokens.take(sharing))  # also of owners
         self._late_plan = LatePlan(planned.schedule, planned.problem.tree, shared, self._room, self._rates)
@@ -144,14 +151,16 @@ class Replanning:
         planning: whether the next plan is being made, which the loss does not count for any more.
         """
         seen, late_us, share = self._seen, 0.0, 0.0
-        if self._knows(batch) and seen is not None and seen.changes != batch.changes:
+        if self._knows(batch) and seen is not None and (seen.changes != batch.changes or self._free_share):
             cost = self._late_cost(batch)
             late_us = cost.late_us
             if cost.alone_tokens:
                 late_us += ALONE_US
                 alone_us = cost.alone_tokens * self._rates.token_us
                 share = min(alone_us / (alone_us + cost.layer_us), _MOST_FREE)
-        self._alone_share += (share - self._alone_share) / _ALONE_STEPS
+            else:
+                late_us += cost.layer_us * self._free_share  # nobody uses the blocks that the plan leaves free
+        self._lives[1].add(share)
         if not planning:
             self._steps, self._late_us = self._steps + 1, self._late_us + late_us
 
@@ -163,8 +172,7 @@ class Replanning:
             or not self._knows(batch)
             or 8 * len(batch) < 7 * seen.requests
             or self._outgrows(batch, seen)
-            or self._free_share > self._alone_share + _UNUSED
-            or (seen.changes != batch.changes and self._saves_time(batch))
+            or ((seen.changes != batch.changes or bool(self._free_share)) and self._saves_time(batch))
         )
 
     def _knows(self, batch: LiveBatch) -> bool:
@@ -183,14 +191,15 @@ class Replanning:
         cost = self._late_cost(batch)
         return (_FIXED_LAYER_US + cost.layer_us + cost.late_us) * self.layers
 
-    def free_share(self, tree: Tree) -> float:
-        """Returns the share of the thread blocks that the plan of a tree is to leave to requests that are alone.
+    def free_share(self, batch: LiveBatch) -> float:
+        """Returns the share of the thread blocks that the next plan is to leave free for requests that are alone.
 
-        Where items are short, those of such requests would otherwise begin when others end. They get as large a share
-        as they have had of the tokens of the latest steps.
+        They get as large a share as they have had of the tokens of steps, under this plan and the one before: after a
+        single burst none are left free.
         """
-        few = tree.unique_tokens <= _FEW_TOKENS * self._room.at_once
-        return self._alone_share if few and not self._room.chunk else 0.0
+        if self._seen is None or self._seen.batch is not batch or self._room.chunk:
+            return 0.0
+        return min(life.mean for life in self._lives)
 
     def steady(self, batch: LiveBatch, tree: Tree) -> InParts[Tree]:
         """Makes the tree to plan for: the batch's own, or one that shares less where plans have not held."""
