@@ -194,12 +194,13 @@ class Replanning:
     def free_share(self, batch: LiveBatch) -> float:
         """Returns the share of the thread blocks that the next plan is to leave free for requests that are alone.
 
-        They get as large a share as they have had of the tokens of steps, under this plan and the one before: after a
-        single burst none are left free.
+        They get as large a share as they have had of the tokens of steps, under this plan and the one before; none
+        where one of the two had no such requests, as after a single burst.
         """
         if self._seen is None or self._seen.batch is not batch or self._room.chunk:
             return 0.0
-        return min(life.mean for life in self._lives)
+        before, present = (life.mean for life in self._lives)
+        return (before + present) / 2 if before and present else 0.0
 
     def steady(self, batch: LiveBatch, tree: Tree) -> InParts[Tree]:
         """Makes the tree to plan for: the batch's own, or one that shares less where plans have not held."""
