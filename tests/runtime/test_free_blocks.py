@@ -47,7 +47,7 @@ def shares_of(kernel: BatchKernel) -> float:
 
 
 def run(kernel: BatchKernel, batch: LiveBatch, steps: int, *, arrivals: bool, at_once: int = 1) -> None:
-    """Runs steps. With arrivals agents of one prompt end in each step, and as many of the other prompt come."""
+    """Runs steps. With `arrivals`, each step ends `at_once` agents of one prompt and adds as many of the other one."""
     first, second, *agents = batch.seats.tolist()
     of = {seat: int(batch.shared_with[seat]) for seat in agents}
     for step in range(steps):

@@ -28,7 +28,8 @@ with 8 entries, 256 of 13,000 tokens 8.5 and 7.9. With 16 tiles the latter take 
 """
 _EXPAND_PARTS, _MANY_ITEMS = 8, 1024
 """Thread blocks that expand an item, one its packed runs and the others its full tiles; and the most items for which it
-is more than one block. In the same run the former take 5.8 us in eight parts and 5.3 in four, the latter 8.5 and 13.9.
+is more than one block. In that run the requests that share tokens take 5.8 us in eight parts and 5.3 in four, those of
+13,000 tokens 8.5 and 13.9.
 """
 _WARPS = 1
 """Warps of a step kernel's thread block."""

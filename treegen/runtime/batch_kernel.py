@@ -54,7 +54,7 @@ class BatchKernel(ExplainedKernel):
     CUDA graphs: `step` and calls can be captured after one call outside of a capture. Replays use the latest `update`
     and `seat`, and the present page table and lengths. A call computes all rows of running requests, and leaves out and
     lse of other rows as they are. q may end with the last row of a running request; capture a graph with the most rows
-    that its replays will need. Graphs read the kernel's tables: keep the kernel for as long as they are replayed.
+    that its replays will need. Keep the kernel while its graphs are in use, because they read its tables.
 
     Threads and streams: one thread and one stream at a time may use a kernel. It cannot be copied or pickled.
 

@@ -150,8 +150,8 @@ class Replanning:
 
         planning: whether the next plan is being made, which the loss does not count for any more.
         """
-        seen, late_us, share = self._seen, 0.0, 0.0
-        if self._knows(batch) and seen is not None and (seen.changes != batch.changes or self._free_share):
+        late_us = share = 0.0
+        if self._knows(batch) and self._may_lose(batch):
             cost = self._late_cost(batch)
             late_us = cost.late_us
             if cost.alone_tokens:
@@ -172,8 +172,12 @@ class Replanning:
             or not self._knows(batch)
             or 8 * len(batch) < 7 * seen.requests
             or self._outgrows(batch, seen)
-            or ((seen.changes != batch.changes or bool(self._free_share)) and self._saves_time(batch))
+            or (self._may_lose(batch) and self._saves_time(batch))
         )
+
+    def _may_lose(self, batch: LiveBatch) -> bool:
+        """Says whether a new plan could save time: the batch has changed, or the present plan leaves blocks free."""
+        return self._seen is not None and (self._seen.changes != batch.changes or self._free_share > 0)
 
     def _knows(self, batch: LiveBatch) -> bool:
         """Says whether the present plan is of this batch, which has got no more seats since."""
