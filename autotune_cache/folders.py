@@ -18,7 +18,7 @@ warned: set[str] = set()
 
 
 def cache_folder(name: str) -> Path:
-    """Returns the folder for one kind of files, "kernels" or "policies"; it may not exist yet.
+    """Returns the folder for one kind of files, as "kernels" or "policies"; it may not exist yet.
 
     Where `refusal` has a reason, it is a folder in a private temporary one, with one warning per process.
     """

@@ -87,14 +87,9 @@ class LiveBatch:
         return (self.row >= 0).nonzero()[0]
 
     @property
-    def rows_and_epochs(self) -> Ints:
-        """A table `[2, seats]`: the arrays `row` and `epoch`."""
-        return self._seats[:2]
-
-    @property
-    def rows_to_sharing(self) -> Ints:
-        """A table `[4, seats]`: the arrays `row`, `epoch`, `shared_with` and `shared_tokens`."""
-        return self._seats[:4]
+    def table(self) -> Ints:
+        """A table `[6, seats]`: the arrays `row`, `epoch`, `shared_with`, `shared_tokens`, `tokens` and `rows`."""
+        return self._seats
 
     def tree(self, *, shared: bool = True) -> Tree:
         """Makes the tree by request of the running requests, with their rows in the order of the seats.

@@ -9,6 +9,7 @@ A request is cut where others branch off, and its last node is its open tail:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -37,6 +38,8 @@ from treegen.ir.tree.preorder import depth_first, last_below
 from treegen.ir.tree.request_kv import RequestKV
 from treegen.ir.tree.topology import Ranks, Topology, derive_ranked, ranks_of, topology_of_nodes
 
+OF_NODES, OF_ROWS = 11, 8
+"""Columns by node and by row, of which `of_columns` makes a tree."""
 _HALF = 32  # bits of a key's lower half, which holds tokens
 
 
@@ -143,7 +146,7 @@ def of_requests(
     ending = cut + ramp(len(cut))
     last = sharer if flat else _last_sharers(place, sharing, owners).take(sharer)
 
-    of_nodes = np.empty((11, len(request)), np.int32)
+    of_nodes = np.empty((OF_NODES, len(request)), np.int32)
     node, start, tokens, rank_lo, rank_hi, owner, first, end, parent, rank_own, slot = of_nodes
     node[:], start[:], rank_lo[:] = int32_ramp(len(request)), 0, request
     owner[:] = seat.take(order).take(request)
@@ -165,13 +168,21 @@ def of_requests(
     slot[:] = slots[:-1]
     row_node = tail.take(place)
     of_rows = stacked(row_node, tokens.take(row_node), order, seat, epoch, above, shared, length)
-    return _made(page_size, frozen(of_nodes), of_rows, slots.item(-1), largest(counts) if flat else None)
+    known = {"unique_tokens": slots.item(-1)} | ({"levels": largest(counts)} if flat else {})
+    return of_columns(page_size, frozen(of_nodes), of_rows, known)
 
 
-def _made(page_size: int, of_nodes: Ints, of_rows: Ints, tokens: int, levels: int | None) -> Made:
-    """Makes a tree of its columns by node and by row. tokens, levels: of all nodes; None if not known."""
+def of_columns(page_size: int, of_nodes: Ints, of_rows: Ints, known: Mapping[str, int]) -> Made:
+    """Makes a tree of its read-only columns.
+
+    Args:
+        page_size: Tokens of a page.
+        of_nodes: `[OF_NODES, nodes]`; node, start, tokens, rank_lo, rank_hi, owner, first, end, parent, rank_own, slot.
+        of_rows: `[OF_ROWS, rows]`; row_node, row_sees, row_of_rank, seat, epoch, above, shared_tokens, length.
+        known: What is known of the topology, see `topology_of_nodes`.
+    """
     parent, slot, length = of_nodes[8], of_nodes[10], of_nodes[2]
-    topology = topology_of_nodes(of_nodes[:5], parent, of_nodes[9], of_rows[2], tokens, levels)
+    topology = topology_of_nodes(of_nodes[:5], parent, of_nodes[9], of_rows[2], known)
     parts = TreeParts(parent, length, of_rows[0], of_rows[1], KVRuns(frozen(int32_ramp(len(slot) + 1)), slot, length))
     return parts, topology, RequestKV(page_size, of_nodes[5:8], of_rows[3:])
 

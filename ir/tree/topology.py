@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -97,6 +98,18 @@ class Topology:
         """The tokens that some row sees, each counted once."""
         return int(np.add.reduce(self.spans.lengths))
 
+    @cached_property
+    def path_tokens(self) -> int:
+        """The tokens that all rows see together: a token that n rows see counts n times."""
+        _, start, stop, lo, hi = self.spans.table
+        return int(np.dot((stop - start).astype(np.int64), (hi - lo).astype(np.int64)))
+
+    @cached_property
+    def private_tokens(self) -> int:
+        """The tokens that exactly one row sees."""
+        _, start, stop, lo, hi = self.spans.table
+        return int(np.add.reduce((stop - start)[hi - lo == 1], dtype=np.int64))
+
     @property
     def nodes_in_preorder(self) -> Ints:
         """Node indices in depth-first order."""
@@ -158,11 +171,17 @@ def derive_ranked(parent: Ints, tokens: Ints, row_node: Ints, row_sees: Ints, ra
 
 
 def topology_of_nodes(
-    table: Ints, parent: Ints, rank_own: Ints, row_of_rank: Ints, unique_tokens: int, levels: int | None
+    table: Ints, parent: Ints, rank_own: Ints, row_of_rank: Ints, known: Mapping[str, int]
 ) -> Topology:
     """Returns the topology of a tree whose nodes are numbered in depth-first order, and are one span each.
 
-    Each leaf has a row. table: the columns of spans. levels: Topology.levels, None if the caller does not know them.
+    Each leaf has a row.
+
+    Args:
+        table: The columns of spans.
+        parent, rank_own, row_of_rank: See Topology.
+        known: The properties of Topology that the caller knows, by name: `levels`, `unique_tokens`, `path_tokens`,
+            `private_tokens`.
     """
     number, _, tokens, rank_lo, rank_hi = table
     made = {
@@ -174,11 +193,8 @@ def topology_of_nodes(
         "rank_own": rank_own,
         "rank_hi": rank_hi,
         "spans": Spans(table),
-        "unique_tokens": unique_tokens,
     }
-    if levels is not None:
-        made["levels"] = levels
-    return unchecked(Topology, made)
+    return unchecked(Topology, {**made, **known})
 
 
 def ranks_of(row_place: Ints | Longs, tokens: Ints, row_node: Ints, row_sees: Ints) -> Ranks:

@@ -509,8 +509,7 @@ class Tree(Drawn):
     @property
     def path_tokens(self) -> int:
         """The tokens that rows see, summed over rows (DeFT's sum of N_i)."""
-        spans = self.topology.spans
-        return int((spans.lengths * (spans.hi.astype(np.int64) - spans.lo)).sum())
+        return self.topology.path_tokens
 
     @property
     def text(self) -> str | None:

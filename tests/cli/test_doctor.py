@@ -127,8 +127,8 @@ def test_what_is_amiss(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
     monkeypatch.setenv("TREEGEN_CACHE_DIR", str(folder / "file" / "cache"))
     monkeypatch.setenv("TREEGEN_CACHE", "/tmp")
     found = report(capsys)
-    assert [cache["writable"] for cache in found["caches"]] == [False, False, True]
-    assert sum("cannot be written: set TREEGEN_CACHE_DIR" in note for note in found["notes"]) == 2
+    assert [cache["writable"] for cache in found["caches"]] == [False, False, False, True]
+    assert sum("cannot be written: set TREEGEN_CACHE_DIR" in note for note in found["notes"]) == 3
     assert any(note.startswith("TREEGEN_CACHE is not a variable of treegen") for note in found["notes"])
     assert "NOT WRITABLE" in run(capsys)
 

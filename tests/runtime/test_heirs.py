@@ -132,10 +132,11 @@ def test_no_heir_follows_where_another_request_takes_the_seat_and_shares_as_much
 def test_a_plan_in_parts_knows_who_has_ended_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Replanning, "pays", lambda *_: True)
     monkeypatch.setattr(Replanning, "parts", lambda *_: 1)
-    kernel, batch = kernel_for(), LiveBatch(page_size=PAGE)
+    kernel, batch = planned_batches.kernel_for(SEATS), LiveBatch(page_size=PAGE)
     first = batch.add(4100)
     sharing = [batch.add(4100, first, 4000) for _ in range(5)]
     kernel.prepare(batch)
+    batch.grow(4000)  # into a bucket that is new, so that its plan takes several calls
     assert not kernel.refresh(batch)
     batch.finish(first)
     while not kernel.refresh(batch):

@@ -29,7 +29,7 @@ LAYERS = (
     ("tuning",),
     ("search",),
     ("backends",),
-    ("cost", "codegen"),
+    ("cost", "codegen", "compiled"),
     ("schedule", "autotune_cache"),
     ("strategies", "workloads"),
     ("target", "scoring"),

@@ -9,7 +9,6 @@ import json
 import os
 import platform
 import re
-import shutil
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ from treegen.autotune_cache.folders import OWN_FOLDER, refusal
 from treegen.autotune_cache.key import target_text
 from treegen.autotune_cache.policy_cache import POLICY_CACHE
 from treegen.cli.cache_commands import differing_parts
+from treegen.compiled.c_library import c_compiler
 from treegen.environment import NAMES, SWITCHES, cache_root, is_changed
 from treegen.ir.errors import CacheWarning, InputError
 from treegen.target.targets import DEFAULT_TARGET, target_from
@@ -123,12 +123,6 @@ def _driver(torch: Any) -> str | None:
     return ", ".join(parts) or None
 
 
-def c_compiler() -> str | None:
-    """Returns the C compiler for Triton's launchers: $CC, by default gcc or clang."""
-    chosen = os.environ.get("CC")
-    return shutil.which(chosen) if chosen else shutil.which("gcc") or shutil.which("clang")
-
-
 def _devices(torch: Any) -> list[dict[str, Any]]:
     """Describes all CUDA devices, the current one first."""
     if torch is None:
@@ -176,7 +170,7 @@ def _caches() -> list[dict[str, Any]]:
     """Describes the cache folders of treegen and of Triton."""
     home = Path(os.environ.get("TRITON_HOME") or os.path.expanduser("~"))
     triton = Path(os.environ.get("TRITON_CACHE_DIR") or home / ".triton" / "cache")
-    own = {name: cache_root() / name for name in ("kernels", "policies")}
+    own = {name: cache_root() / name for name in ("compiled", "kernels", "policies")}
     return [
         {"what": what, "path": str(path), **_contents(path), **_access(path), "refused": refused}
         for what, path, refused in (

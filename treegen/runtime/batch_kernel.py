@@ -76,7 +76,8 @@ class BatchKernel(ExplainedKernel):
         self._calls: KeptCalls[Call] = KeptCalls()
         self._program: BatchProgram | None = None
         self._planned: BatchPlan | None = None
-        self._begun: torch.Tensor | None = None  # the steps before the plan, on the device
+        self._steps: torch.Tensor | None = None  # so far, on the device
+        self._begun: torch.Tensor | None = None  # those before the plan
         self._next: NextPlan | None = None  # that `refresh` has begun
         self._rows = 0
 
@@ -118,7 +119,9 @@ class BatchKernel(ExplainedKernel):
         if planned is None:
             self._next = begun
             return False
-        self._begun = self.program.counters[:1].clone()
+        if self._steps is None:
+            self._steps = self.program.counters[:1]
+        self._begun = self._steps.clone() if self._begun is None else self._begun.copy_(self._steps)
         try:
             self.replanning.note_plan(begun.batch, begun.then, planned)
             self.program.load(planned.schedule, self.replanning.running(begun.batch))

@@ -7,6 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from treegen.backends.batch_form import BatchForm
+from treegen.compiled.cohort_plan import plan_of
+from treegen.compiled.item_tables import tables_of
 from treegen.ir.arrays import largest
 from treegen.ir.errors import PlanError, StrategyError
 from treegen.ir.live_batch import LiveBatch
@@ -21,7 +23,6 @@ from treegen.ir.verify import verify
 from treegen.runtime.batch_room import CLAIMS_PER_ROW, FEW_TOKENS, in_fewer_parts, is_served, leaving_free, reserve_of
 from treegen.schedule.by_request import ItemRoom
 from treegen.schedule.chunk_items import lower_chunks
-from treegen.schedule.query_runs import lower_requests
 from treegen.search.batch_choices import BatchChoices
 from treegen.strategies import Choice, Strategy
 from treegen.strategies.batch_invariant import BatchInvariant
@@ -77,7 +78,7 @@ def planning(
 ) -> InParts[BatchPlan]:
     """Plans for a running batch, in fewer parts and with less sharing where tables have no room.
 
-    Each part takes some tenths of a millisecond.
+    It is made in parts if `auto` chooses for a new bucket.
 
     Args:
         problem: The batch's tree by request, the attention shape and the target.
@@ -98,15 +99,14 @@ def planning(
     if wanted.automatic and problem.tree.unique_tokens <= FEW_TOKENS * form.room.at_once:
         choice = leaving_free(whole_gpu, free_share)
     for strategy in in_fewer_parts(choice.strategy):
-        plan = strategy.plan(problem)
+        plan = plan_of(strategy, problem)
         if (alone := _without_sharing(plan, whole, form)) is not None:
-            plan, problem = strategy.plan(alone), alone
+            plan, problem = plan_of(strategy, alone), alone
         if not strategy.proven:
             verify(plan, problem.tree)
         _check_served(strategy, plan)
-        yield
         chunked = form.room.chunk > 0
-        made = lower_chunks(plan, problem, form.config, form.room) if chunked else lower_requests(plan, problem, room)
+        made = lower_chunks(plan, problem, form.config, form.room) if chunked else tables_of(plan, problem, room)
         if form.room.holds(made):
             reason = choice.reason if strategy is choice.strategy else f"{choice.strategy} needs more room"
             left = free_share if strategy is choice.strategy and choice is not whole_gpu else 0.0

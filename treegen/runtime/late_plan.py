@@ -13,7 +13,8 @@ from treegen.ir.live_batch import LiveBatch
 from treegen.ir.request_schedule import RequestSchedule
 from treegen.ir.request_tables import RequestRoom
 from treegen.ir.tree import Tree
-from treegen.runtime.planned_requests import PlannedRequests, Served
+from treegen.runtime.compiled_requests import requests_of
+from treegen.runtime.planned_requests import Served
 
 
 class LateCost(NamedTuple):
@@ -46,22 +47,18 @@ class LatePlan:
         self._tokens, self._shared = np.zeros(len(made.epoch), np.int64), shared
         if tree.requests is not None:
             self._tokens[tree.requests.seat] = tree.requests.length
-        self.requests, self._room, self._rates = PlannedRequests(made, self._tokens, rates), room, rates
+        self.requests, self._room, self._rates = requests_of(made, self._tokens, rates), room, rates
 
     def most_late_us(self, batch: LiveBatch, served: Served) -> float:
         """Returns microseconds that `cost` does not exceed, in a fraction of its time; infinity where that is unknown.
 
-        Requests that have got too long or too short for another one's seat since they came are left out.
+        See PlannedRequests.late_tokens.
         """
         if self.requests.with_queries or largest(batch.rows) > 1:
             return math.inf
-        rates, both = self._rates, min(len(batch.row), len(self._shared))
-        most = largest(batch.tokens)
-        alone = len(batch) - int(np.count_nonzero(served.same)) - len(served.others)
-        alone += self.requests.lost_claims(served.same)
-        unused = np.maximum(batch.shared_tokens[:both] - self._shared[:both], 0)
-        again = alone * most + int(np.add.reduce(unused, dtype=np.int64))
-        late_us = again * rates.token_us + self._longer_us(batch.tokens, served.others)
+        rates = self._rates
+        alone, most, unused, longer = self.requests.late_tokens(batch, served, self._shared)
+        late_us = (alone * most + unused) * rates.token_us + longer * rates.lone_token_us
         return late_us + (self._longest_alone_us(most, alone) if alone else 0.0)
 
     def cost(self, batch: LiveBatch, served: Served | None = None) -> LateCost:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from copy import copy
 
 from treegen.backends.batch_form import BatchForm
+from treegen.compiled.tree_by_request import tree_of
 from treegen.environment import shares
 from treegen.ir.live_batch import LiveBatch
 from treegen.ir.parts import InParts, go_on
@@ -20,11 +21,11 @@ from treegen.timed import phase
 class NextPlan:
     """A plan in the making: of a batch as it was when the plan was begun.
 
-        part     1      2         3, 4        5        6      7
-        makes    tree   sharing   estimates   choice   plan   schedule
+        part     1                                  2           3        4
+        makes    tree, and in a new bucket walks    estimates   choice   plan, schedule
 
-    Parts take some tenths of a millisecond. The second, which leaves out some sharing, is made only where plans have
-    not held, and estimates and choices only for `auto`, where the bucket is new.
+    Parts take some tenths of a millisecond. There is only one, which makes a tree, plan and schedule, unless `auto` has
+    to choose for a new bucket.
     The plan does not know requests that come after it was begun; they are served alone, as after any plan.
 
     batch: the batch, which goes on. then: a copy of it, as it was.
@@ -61,8 +62,7 @@ class NextPlan:
             return go_on(self._parts, parts)
 
     def _made(self) -> InParts[BatchPlan]:
-        tree = yield from self._replanning.steady(self.batch, self.then.tree(shared=shares()))
-        yield
+        tree = self._replanning.steady(self.batch, tree_of(self.then, shared=shares()))
         problem = Problem(tree, self._form.shape, self._target)
         free_share = self._replanning.free_share(self.batch)
         return (yield from planning(problem, self._wanted, self._choices, self._form, free_share))

@@ -29,14 +29,15 @@ class PlannedClaims:
     """The claims of a plan, while requests come and go.
 
     table: `[3, claims]`; the seat, the seat of the owner and the number of first pages of each, in the order of seats.
-    owners: the seats that others have claims on. heirs: those of ended requests.
+    is_owner: by seat, whether others have claims on it. heirs: those of ended requests.
     """
 
     def __init__(self, made: RequestSchedule) -> None:
         self._made = made
         self.table = np.empty((3, len(made.claims)), np.int64)
         self.table[0], self.table[1], self.table[2] = made.claiming(), made.claims[:, 0], made.claims[:, 2]
-        self.owners: set[int] = {*self.table[1].tolist()}
+        self.is_owner = np.zeros(len(made.epoch), np.bool_)
+        self.is_owner[self.table[1]] = True
         self.heirs: dict[int, Heir] = {}
 
     def on(self, owner: int) -> Longs:
@@ -98,7 +99,7 @@ class PlannedClaims:
             if before.seat == ended:
                 self.heirs[earlier] = Heir(heir, min(before.pages, pages))
         self.heirs[ended] = Heir(heir, pages)
-        self.owners.add(heir)
+        self.is_owner[heir] = True
 
 
 def _are_alike(batch: LiveBatch, seat: int, other: int, pages: int) -> bool:

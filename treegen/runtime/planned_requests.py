@@ -13,7 +13,7 @@ from treegen.ir.request_schedule import NO_EPOCH, RequestSchedule
 from treegen.ir.request_tables import NO_REQUEST
 from treegen.runtime.planned_claims import PlannedClaims
 
-_LOOKED_AT = 64
+MOST_LOOKED_AT = 64
 """The most new requests in others' seats that are looked at; with more of them a new plan is due."""
 ALONE_US = 4.0
 """Microseconds that a layer takes longer while a request is served alone.
@@ -93,7 +93,7 @@ class PlannedRequests:
 
         Host work before a launch: it looks only at seats that have changed since the last call.
         """
-        now = batch.rows_to_sharing
+        now = batch.table[:4]
         if self._seen is None or self._seen.shape != now.shape:
             self._seen, self._same = now.copy(), self.same(batch)
             self._others.clear()
@@ -116,7 +116,7 @@ class PlannedRequests:
                 worse |= runs
             else:
                 self._same[seat] = same = runs and batch.epoch.item(seat) == self.epochs.item(seat)
-                if not same and seat in self._claims.owners:
+                if not same and self._claims.is_owner.item(seat):
                     ended.append(seat)
                 if runs and not same:
                     again.add(seat)
@@ -127,8 +127,8 @@ class PlannedRequests:
             for owner in ended:
                 again |= self._arrived & self._claims.relying_on(owner)
         self._arrived |= again
-        self._ended.update(ended, again & self._claims.owners)
-        if len(again) > _LOOKED_AT:  # the plan serves none of them
+        self._ended.update(ended, filter(self._claims.is_owner.item, again))
+        if len(again) > MOST_LOOKED_AT:  # the plan serves none of them
             self._others.clear()
             self._seen = None
             return True
@@ -184,6 +184,29 @@ class PlannedRequests:
         kept = same.take(self._claims.table[1])
         return len(kept) - int(np.count_nonzero(kept))
 
+    def late_tokens(self, batch: LiveBatch, served: Served, shared: Ints) -> tuple[int, int, int, int]:
+        """Counts tokens of which a late plan costs at most the time, in a fraction of the time of counting the cost.
+
+        Requests that have got too long or too short for another one's seat since they came are left out.
+
+        Args:
+            batch: The running requests, which have one query row each.
+            served: Which of them the plan serves.
+            shared: By seat, the tokens that requests were known to share at the plan.
+
+        Returns:
+            The requests that may be alone; the tokens of the longest request; the tokens that requests share more than
+            at the plan; and the most tokens by which one is longer than the request whose place it has.
+        """
+        both, same, others = min(len(batch.row), len(shared)), served.same, served.others
+        alone = len(batch) - int(np.count_nonzero(same)) - len(others) + self.lost_claims(same)
+        unused = np.maximum(batch.shared_tokens[:both] - shared[:both], 0)
+        longer = 0
+        if len(others) and self._tokens is not None and self._rates is not None:
+            then, _ = self._rates.read(self._tokens.take(others), others)
+            longer = max(largest(batch.tokens.take(others) - then), 0)
+        return alone, largest(batch.tokens), int(np.add.reduce(unused, dtype=np.int64)), longer
+
     def begun(self, seats: Longs) -> Longs:
         """Returns the tokens that other requests in these seats had when they were first looked at."""
         return np.array([self._begun[seat][1] for seat in seats.tolist()], np.int64)
@@ -232,5 +255,5 @@ class Served:
 def running_requests(batch: LiveBatch) -> Ints:
     """Returns the running requests of a batch, `[RUNNING_FIELDS, seats]`, without heirs."""
     table: Ints = NO_REQUEST.repeat(len(batch.row), 1)
-    table[:2] = batch.rows_and_epochs
+    table[:2] = batch.table[:2]
     return table

@@ -18,7 +18,6 @@ import numpy as np
 from treegen.cost.token_rates import TokenRates
 from treegen.ir.arrays import Ints, largest
 from treegen.ir.live_batch import LiveBatch
-from treegen.ir.parts import InParts
 from treegen.ir.request_tables import RequestRoom
 from treegen.ir.tree import Tree
 from treegen.ir.tree.less_sharing import without_small_shares
@@ -206,7 +205,7 @@ class Replanning:
         before, present = (life.mean for life in self._lives)
         return (before + present) / 2 if before and present else 0.0
 
-    def steady(self, batch: LiveBatch, tree: Tree) -> InParts[Tree]:
+    def steady(self, batch: LiveBatch, tree: Tree) -> Tree:
         """Makes the tree to plan for: the batch's own, or one that shares less where plans have not held."""
         seen, most = self._seen, 0
         if self._steps and seen is not None and seen.batch is batch and not self._room.chunk:
@@ -214,7 +213,6 @@ class Replanning:
         self._sharing.spared_us = 0.0
         if not most or tree.requests is None or tree.requests.queries is not None:
             return tree
-        yield
         made = without_small_shares(tree.row_node, tree.topology, tree.requests, most)
         if made is None:
             return tree

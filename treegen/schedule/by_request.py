@@ -96,18 +96,29 @@ def lower_by_request(plan: Plan, problem: Problem, room: ItemRoom) -> RequestSch
     row0, rows, of_tiles, _, of_packed, _, of_slots, group = table.T
     row0[:], rows[:], of_tiles[:], of_packed[:] = items.row0, items.rows, tile0, run0
     of_slots[:], group[:] = partial0, items.group
-    schedule = Schedule.trusted(
-        configs=(room.config,),
-        config_indptr=config_offsets((0, len(table))),
-        items=frozen(table),
-        rows=frozen(requests.seat.take(row_table)),
+    merged = frozen(requests.seat.take(merges.rows))
+    listed = frozen(requests.seat.take(row_table))
+    schedule = schedule_of_tables(room.config, frozen(table), listed, merged, merges.indptr, merges.slots)
+    by_seat = of_seats(requests, room.reserve, row_table, merges.rows)
+    return RequestSchedule(schedule, entries, frozen(items.indptr), tile_room, run_room, *by_seat)
+
+
+def schedule_of_tables(
+    config: KernelConfig, items: Ints, rows: Ints, merge_rows: Ints, merge_indptr: Ints, merge_partials: Ints
+) -> Schedule:
+    """Makes the schedule of one kernel config and one round, without KV runs, of read-only tables."""
+    return Schedule.trusted(
+        configs=(config,),
+        config_indptr=config_offsets((0, len(items))),
+        items=items,
+        rows=rows,
         tiles=_NO_RUNS,
         packed_runs=_NO_RUNS,
-        merge_rows=frozen(requests.seat.take(merges.rows)),
-        merge_indptr=merges.indptr,
-        merge_partials=merges.slots,
+        merge_rows=merge_rows,
+        merge_indptr=merge_indptr,
+        merge_partials=merge_partials,
         round_indptr=config_offsets((0, 1)),
-        merge_round_indptr=merges.round_indptr,
+        merge_round_indptr=config_offsets((0, len(merge_rows))),
         work_indptr=_NO_WORK,
         work=_NONE,
         epilogue_indptr=NO_EPILOGUE.indptr,
@@ -115,8 +126,6 @@ def lower_by_request(plan: Plan, problem: Problem, room: ItemRoom) -> RequestSch
         row_positions=_NONE,
         fixed=False,
     )
-    by_seat = of_seats(requests, room.reserve, row_table, merges.rows)
-    return RequestSchedule(schedule, entries, frozen(items.indptr), tile_room, run_room, *by_seat)
 
 
 def _items(plan: Plan, tree: Tree, first_row: Longs, height: int) -> _Items:

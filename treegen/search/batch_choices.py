@@ -110,7 +110,12 @@ def scaled(strategy: Strategy, factor: float) -> Strategy:
     split = strategy.options.get("split")
     if not isinstance(split, int):
         return strategy
-    tokens = math.ceil(split * factor / SPLIT_STEP) * SPLIT_STEP
+    return _split_every(strategy, math.ceil(split * factor / SPLIT_STEP) * SPLIT_STEP)
+
+
+@lru_cache(256)
+def _split_every(strategy: Strategy, tokens: int) -> Strategy:
+    """Returns a weighed strategy with another split."""
     return replace(strategy, split=tokens) if isinstance(strategy, Cohort) else query(tokens)
 
 

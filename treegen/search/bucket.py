@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-import numpy as np
-
 from treegen.ir.tree import Tree
 
 _EXACT_LEVELS = 8
@@ -33,12 +31,11 @@ class Figures(NamedTuple):
     @classmethod
     def of(cls, tree: Tree) -> Figures:
         """Returns the figures of a tree."""
-        topology, (_, start, stop, lo, hi) = tree.topology, tree.topology.spans.table
+        topology, rows = tree.topology, tree.num_rows
         tokens = topology.unique_tokens
-        lengths, seen_by = (stop - start).astype(np.int64), (hi - lo).astype(np.int64)
-        sharing = int(np.dot(lengths, seen_by)) / tokens if tokens else 0.0
-        private = int(np.add.reduce(lengths[seen_by == 1])) / tree.num_rows if tree.num_rows else 0.0
-        return cls(tree.num_rows, topology.levels, tokens, sharing, max(private, 1.0) if private else 0.0)
+        sharing = topology.path_tokens / tokens if tokens else 0.0
+        private = topology.private_tokens / rows if rows else 0.0
+        return cls(rows, topology.levels, tokens, sharing, max(private, 1.0) if private else 0.0)
 
     @property
     def policy_bucket(self) -> str:

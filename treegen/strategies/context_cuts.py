@@ -28,13 +28,13 @@ from treegen.target.tile_config import RUN_TOKENS
 T = TypeVar("T", float, Floats)
 
 _TILE_TOKENS = 64
-_ROOM = 1.04
+SHARE_ROOM = 1.04
 """A share over the mean: with this room the parts that are left fit into the thread blocks. With shares of 0.9 times
 the mean, batches of the suite take up to 1.36 times as long on an H200.
 """
 MOST_PARTS = 5
 """The most parts that a thread block takes where even shares cut the last ones further."""
-_LATE, _LATE_TOKENS = 1 / 8, 128
+LATE, LATE_TOKENS = 1 / 8, 128
 """The fraction of a share, and the tokens, by which parts may end later, rather than be cut further."""
 SPLIT_STEP = 64
 """The tokens of an item that choices make are a multiple of this number."""
@@ -42,7 +42,7 @@ SPLIT_STEP = 64
 
 def even_share(tokens: T, blocks: T) -> T:
     """Returns the tokens of an item if thread blocks share all tokens evenly."""
-    share: T = -(-tokens * _ROOM // (blocks * SPLIT_STEP)) * SPLIT_STEP
+    share: T = -(-tokens * SHARE_ROOM // (blocks * SPLIT_STEP)) * SPLIT_STEP
     return share
 
 
@@ -113,7 +113,7 @@ def _late_cuts(begin: Longs, lengths: Longs, share: int, blocks: int) -> Longs:
     """
     if not blocks < len(lengths) <= MOST_PARTS * blocks:
         return begin[:0]
-    order, limit = (-lengths).argsort(kind="stable"), share + max(int(_LATE * share), _LATE_TOKENS)
+    order, limit = (-lengths).argsort(kind="stable"), share + max(int(LATE * share), LATE_TOKENS)
     falling = lengths.take(order)
     loads, place = falling[:blocks][::-1].copy(), blocks  # loads are ascending
     while place < len(order):

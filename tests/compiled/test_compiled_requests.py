@@ -1,0 +1,61 @@
+"""Whom a plan serves while requests come, end, move and fork: in C against Python."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.forests import examples
+from support.random_batches import change, random_batch
+from treegen import LiveBatch, Shape
+from treegen.compiled import c_library
+from treegen.cost.token_rates import TokenRates
+from treegen.ir.request_schedule import RequestSchedule
+from treegen.runtime.batch_room import batch_config
+from treegen.runtime.compiled_requests import CompiledRequests
+from treegen.runtime.planned_requests import PlannedRequests
+from treegen.schedule.by_request import ItemRoom, lower_by_request
+from treegen.strategies import query
+from treegen.target.problem import Problem
+from treegen.target.targets import target_from
+
+TARGET = target_from("h200")
+
+
+def planned(batch: LiveBatch, shape: Shape, reserve: int) -> RequestSchedule:
+    problem, config = Problem(batch.tree(), shape, TARGET), batch_config(shape, TARGET)
+    return lower_by_request(query().plan(problem), problem, ItemRoom(config, shape.page_size, reserve))
+
+
+@given(st.integers(0, 2**32))
+@examples(300)
+def test_the_plan_serves_the_same_requests(seed: int) -> None:
+    if c_library.library() is None:
+        pytest.skip("there is no C compiler")
+    source = random.Random(seed)
+    batch = random_batch(source)
+    if not len(batch):
+        batch.add(100)
+    shape = Shape(8, 1, 64, page_size=batch.page_size)
+    made, tokens = planned(batch, shape, source.choice([64, 4000])), np.zeros(len(batch.row), np.int64)
+    tokens[: len(batch.row)] = batch.tokens
+    tokens, then = tokens[: len(made.epoch)].copy(), batch.shared_tokens.copy()
+    rates = TokenRates.of(batch_config(shape, TARGET), shape, TARGET, source.choice([-1, -1, 64]))
+    ours, theirs = CompiledRequests(made, tokens, rates), PlannedRequests(made, tokens, rates)
+    for _ in range(source.choice([3, 30])):
+        for _ in range(source.choice([0, 1, 1, 1, 4])):
+            change(source, batch)
+        inherits = source.random() < 0.8
+        found, known = (r.inherit(batch) if inherits else r.served(batch) for r in (ours, theirs))
+        assert (found.same.tolist(), found.others.tolist(), found.worse) == (
+            known.same.tolist(), known.others.tolist(), known.worse,
+        )  # fmt: skip
+        assert ours.begun(found.others).tolist() == theirs.begun(known.others).tolist()
+        assert ours.running(batch, found.others).tolist() == theirs.running(batch, known.others).tolist()
+        assert ours.late_tokens(batch, found, then) == theirs.late_tokens(batch, known, then)
+        assert found.planned.tolist() == known.planned.tolist()
+        assert ours.lost_claims(found.same) == theirs.lost_claims(known.same)

@@ -1,0 +1,272 @@
+/* Plans of path cohorts: what treegen.strategies.cohort and .context_cuts make of a tree by request. */
+#include "arrays.h"
+#include <math.h>
+
+enum { NODE, START, STOP, LO, HI }; /* lines of the table of spans, and of a plan's segments */
+
+/* The values of treegen.strategies.context_cuts. */
+typedef struct {
+    double room;
+    int64_t step, most_parts, late_tokens;
+    double late;
+} Sharing;
+
+/* A plan: groups with the ranks lo:hi each, and spans of the tree, segment[indptr[g]:indptr[g + 1]] of each. */
+typedef struct {
+    int64_t groups;
+    int64_t *lo, *hi, *indptr, *segment;
+} Groups;
+
+/* Parts of groups: tokens begin:end, counted through the segments of all groups. */
+typedef struct {
+    int64_t parts;
+    int64_t *group, *begin, *end;
+} Parts;
+
+/* a // b of Python's floats, b above 0 */
+static double floored(double a, double b) {
+    double rest = fmod(a, b), whole = (a - rest) / b;
+    if (rest < 0) whole -= 1;
+    double down = floor(whole);
+    return whole - down > 0.5 ? down + 1 : down;
+}
+
+/*
+ * Finds the nodes at which paths are cut: the first of those that fewer than `shared` rows see. Returns their number.
+ * fragment: for each node 1 + the number of the cut node that it is, or is below; 0 for none. base, end: ranks.
+ */
+static int64_t cut_paths(const int32_t *spans, const int32_t *parent, int64_t nodes, int64_t shared, int64_t *fragment,
+                         int64_t *base, int64_t *end) {
+    const int32_t *lo = spans + LO * nodes, *hi = spans + HI * nodes;
+    int64_t cuts = 0;
+    for (int64_t node = 0; node < nodes; node++) {
+        int64_t up = parent[node];
+        fragment[node] = up < 0 ? 0 : fragment[up];
+        if (shared && up >= 0 && hi[up] - lo[up] >= shared && hi[node] - lo[node] < shared) {
+            fragment[node] = ++cuts;
+            base[cuts] = lo[node];
+            end[cuts] = hi[node];
+        }
+    }
+    return cuts;
+}
+
+/* Lists the parts of at most `length` tokens. Returns their number; with no arrays in `made`, only that. */
+static int64_t cut_every(const int64_t *of_groups, int64_t groups, int64_t length, Parts *made) {
+    int64_t count = 0;
+    for (int64_t g = 0; g < groups; g++)
+        for (int64_t begin = of_groups[g]; begin < of_groups[g + 1]; begin += length, count++) {
+            if (!made->group) continue;
+            made->group[count] = g;
+            made->begin[count] = begin;
+            made->end[count] = at_most(begin + length, of_groups[g + 1]);
+        }
+    return made->parts = count;
+}
+
+static int rises(const void *a, const void *b) {
+    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return (x > y) - (x < y);
+}
+
+/* Adds loads[0:n], which rise, to `behind`, which falls, and sorts them anew. */
+static void put_behind(int64_t *loads, int64_t blocks, const int64_t *behind, int64_t n) {
+    for (int64_t i = 0; i < n; i++) loads[i] += behind[i];
+    qsort(loads, blocks, sizeof *loads, rises);
+}
+
+/* Finds where to cut parts that would end late, as context_cuts._late_cuts. Returns the number of `cuts`. */
+static int64_t late_cuts(const Parts *parts, int64_t share, int64_t blocks, const Sharing *sharing, int64_t *cuts) {
+    int64_t n = parts->parts, kept = 0;
+    if (!(blocks < n && n <= sharing->most_parts * blocks)) return 0;
+    int64_t *memory = malloc(5 * n * sizeof(int64_t));
+    if (!memory) return NO_MEMORY;
+    int64_t *order = memory, *spare = order + n, *key = spare + n, *falling = key + n, *loads = falling + n;
+    for (int64_t i = 0; i < n; i++) {
+        order[i] = i;
+        key[i] = parts->begin[i] - parts->end[i];
+    }
+    sort_by_key(order, spare, key, n);
+    for (int64_t i = 0; i < n; i++) falling[i] = -key[order[i]];
+    for (int64_t i = 0; i < blocks; i++) loads[i] = falling[blocks - 1 - i];
+    int64_t limit = share + at_least((int64_t)(sharing->late * (double)share), sharing->late_tokens), place = blocks;
+    for (; place < n; place += blocks) {
+        int64_t behind = at_most(blocks, n - place), latest = 0;
+        for (int64_t i = 0; i < behind; i++) latest = at_least(latest, falling[place + i] + loads[i]);
+        if (latest > limit) break;
+        put_behind(loads, blocks, falling + place, behind);
+    }
+    int64_t rest = 0, step = sharing->step, most = share;
+    for (int64_t i = place; i < n; i++) rest += falling[i];
+    for (;; most += step) {
+        int64_t rooms = 0;
+        for (int64_t i = 0; i < blocks; i++) rooms += at_least(most - loads[i], 0) / step * step;
+        if (rooms >= rest) break;
+    }
+    int64_t cut = 0, part = place, ended = 0; /* tokens of the parts from `place` on that end before `part` */
+    for (int64_t i = 0; place < n && i < blocks; i++) {
+        int64_t room = at_least(most - loads[i], 0) / step * step;
+        cut += room;
+        if (!room || cut >= rest) continue;
+        while (ended + falling[part] <= cut) ended += falling[part++];
+        int64_t before = cut - ended;
+        if (before >= step && falling[part] - before >= step) cuts[kept++] = parts->begin[order[part]] + before;
+    }
+    free(memory);
+    return kept;
+}
+
+/* The tokens of a share, as context_cuts.even_share. */
+static int64_t share_of(int64_t tokens, double shares, const Sharing *sharing) {
+    double step = (double)sharing->step;
+    return at_least((int64_t)(-floored(-(double)tokens * sharing->room, shares * step) * step), 1);
+}
+
+/* Cuts groups as context_cuts.cut_evenly; `made` has room for twice the parts of a share. Returns their number. */
+static int64_t cut_evenly(const int64_t *of_groups, int64_t groups, double shares, const Sharing *sharing,
+                          Parts *made) {
+    int64_t share = share_of(of_groups[groups], shares, sharing);
+    int64_t n = cut_every(of_groups, groups, share, made), *cuts = made->group + n; /* behind the parts */
+    int64_t found = late_cuts(made, share, (int64_t)shares, sharing, cuts);
+    if (found <= 0) return found < 0 ? found : n;
+    memcpy(made->begin + n, cuts, found * sizeof *cuts);
+    n = made->parts = n + found;
+    qsort(made->begin, n, sizeof *made->begin, rises);
+    for (int64_t i = 0, g = 0; i < n; i++) {
+        while (of_groups[g + 1] <= made->begin[i]) g++;
+        made->group[i] = g;
+        made->end[i] = i + 1 < n ? made->begin[i + 1] : of_groups[groups];
+    }
+    return n;
+}
+
+/* Makes the groups of treegen.strategies.groupings.by_cohort. `groups` has memory for `cohorts` of them. */
+static void group_rows(const int32_t *spans, int64_t nodes, int64_t rows, const int64_t *fragment,
+                       const int64_t *base, const int64_t *end, const int64_t *first, int64_t cohorts, Groups *groups,
+                       int64_t *counts) {
+    const int32_t *lo = spans + LO * nodes, *hi = spans + HI * nodes;
+    memset(counts, 0, (cohorts + 1) * sizeof *counts);
+    for (int64_t pass = 0; pass < 2; pass++) {
+        for (int64_t node = 0; node < nodes; node++) {
+            int64_t f = fragment[node], begin = first[f] + (lo[node] - base[f]) / rows;
+            int64_t behind = first[f] + divided_up(hi[node] - base[f], rows);
+            for (int64_t c = begin; c < behind; c++) {
+                if (pass) groups->segment[counts[c]] = node;
+                counts[c]++;
+            }
+        }
+        if (!pass) to_offsets(counts, cohorts);
+    }
+    /* counts[c] is now the end of the segments of cohort c; cohorts without any are left out */
+    groups->groups = 0;
+    groups->indptr[0] = 0;
+    for (int64_t f = 0, c = 0; c < cohorts; c++) {
+        while (first[f + 1] <= c) f++;
+        if (counts[c] == groups->indptr[groups->groups]) continue;
+        int64_t g = groups->groups++, from = base[f] + (c - first[f]) * rows;
+        groups->lo[g] = from;
+        groups->hi[g] = at_most(from + rows, end[f]);
+        groups->indptr[g + 1] = counts[c];
+    }
+}
+
+/* Counts the segments of a part; with `out`, writes them there, in columns of `all` entries. */
+static int64_t part_segments(const Groups *groups, const int32_t *spans, int64_t nodes, const int64_t *tokens_to,
+                             int64_t g, int64_t begin, int64_t end, int32_t *out, int64_t all) {
+    int64_t low = groups->indptr[g], high = groups->indptr[g + 1] - 1;
+    while (low < high) { /* the last segment that begins at or before `begin` */
+        int64_t middle = (low + high + 1) / 2;
+        if (tokens_to[middle] <= begin)
+            low = middle;
+        else
+            high = middle - 1;
+    }
+    int64_t count = 0;
+    for (int64_t s = low; s < groups->indptr[g + 1] && tokens_to[s] < end; s++, count++) {
+        if (!out) continue;
+        int64_t node = groups->segment[s], moved = spans[START * nodes + node] - tokens_to[s];
+        out[NODE * all + count] = spans[NODE * nodes + node];
+        out[START * all + count] = (int32_t)(at_least(begin, tokens_to[s]) + moved);
+        out[STOP * all + count] = (int32_t)(at_most(end, tokens_to[s + 1]) + moved);
+        out[LO * all + count] = (int32_t)(at_least(spans[LO * nodes + node], groups->lo[g]) - groups->lo[g]);
+        out[HI * all + count] = (int32_t)(at_most(spans[HI * nodes + node], groups->hi[g]) - groups->lo[g]);
+    }
+    return count;
+}
+
+/*
+ * spans: [5, nodes], one for each node, which are numbered in depth-first order. rows: of a group.
+ * split_shared_rows, split, shares: those of treegen.strategies.cohort.Cohort, 0 for none.
+ * most_parts: the most parts that groups may be cut into.
+ * made: room for `room` words; it gets the columns row_lo, row_hi and group_rows of all groups, segment_indptr, and the
+ * five columns of segments. facts: the numbers of groups and segments.
+ * Returns the words that the plan needs, also if there is no room for them; NO_MEMORY; or 0 for too many parts.
+ */
+int64_t cohort_plan(const int32_t *spans, const int32_t *parent, int64_t nodes, int64_t num_rows, int64_t rows,
+                    int64_t split_shared_rows, int64_t split, double shares, const Sharing *sharing,
+                    int64_t most_parts, int32_t *made, int64_t room, int64_t *facts) {
+    Memory memory = {malloc((5 * nodes + 16) * sizeof(int64_t)), 0};
+    if (!memory.block) return NO_MEMORY;
+    int64_t *fragment = TAKE(&memory, int64_t, nodes), *base = TAKE(&memory, int64_t, nodes + 1);
+    int64_t *end = TAKE(&memory, int64_t, nodes + 1), *first = TAKE(&memory, int64_t, nodes + 2);
+    base[0] = 0;
+    end[0] = num_rows;
+    int64_t fragments = 1 + cut_paths(spans, parent, nodes, split_shared_rows, fragment, base, end), pairs = 0;
+    for (int64_t f = 0; f < fragments; f++) first[f] = divided_up(end[f] - base[f], rows);
+    int64_t cohorts = to_offsets(first, fragments);
+    for (int64_t node = 0; node < nodes; node++) {
+        int64_t from = base[fragment[node]], lo = spans[LO * nodes + node], hi = spans[HI * nodes + node];
+        pairs += divided_up(hi - from, rows) - (lo - from) / rows;
+    }
+    Memory more = {malloc((5 * cohorts + 2 * pairs + 16) * sizeof(int64_t)), 0}, of_parts = {NULL, 0};
+    if (!more.block) {
+        free(memory.block);
+        return NO_MEMORY;
+    }
+    int64_t *lo = TAKE(&more, int64_t, cohorts), *hi = TAKE(&more, int64_t, cohorts);
+    Groups groups = {0, lo, hi, TAKE(&more, int64_t, cohorts + 1), TAKE(&more, int64_t, pairs)};
+    group_rows(spans, nodes, rows, fragment, base, end, first, cohorts, &groups, TAKE(&more, int64_t, cohorts + 1));
+
+    int64_t *tokens_to = TAKE(&more, int64_t, pairs + 1), *of_groups = TAKE(&more, int64_t, groups.groups + 1);
+    tokens_to[0] = 0;
+    for (int64_t s = 0; s < pairs; s++) {
+        int64_t node = groups.segment[s];
+        tokens_to[s + 1] = tokens_to[s] + spans[STOP * nodes + node] - spans[START * nodes + node];
+    }
+    for (int64_t g = 0; g <= groups.groups; g++) of_groups[g] = tokens_to[groups.indptr[g]];
+    Parts parts = {0, NULL, NULL, NULL};
+    int64_t total = of_groups[groups.groups], length = split ? split : total + 1;
+    if (shares > 0) length = share_of(total, shares, sharing);
+    int64_t count = cut_every(of_groups, groups.groups, length, &parts), parts_room = 2 * count + 2;
+    if (count <= most_parts) of_parts.block = malloc(3 * parts_room * sizeof(int64_t));
+    int64_t words = count <= most_parts ? NO_MEMORY : 0, segments = 0;
+    if (of_parts.block) {
+        parts.group = TAKE(&of_parts, int64_t, parts_room);
+        parts.begin = TAKE(&of_parts, int64_t, parts_room);
+        parts.end = TAKE(&of_parts, int64_t, parts_room);
+        count = shares > 0 ? cut_evenly(of_groups, groups.groups, shares, sharing, &parts)
+                           : cut_every(of_groups, groups.groups, length, &parts);
+        for (int64_t i = 0; i < count; i++)
+            segments += part_segments(&groups, spans, nodes, tokens_to, parts.group[i], parts.begin[i], parts.end[i],
+                                      NULL, 0);
+        if (count >= 0) words = 4 * count + 1 + 5 * segments;
+        facts[0] = count;
+        facts[1] = segments;
+    }
+    if (words > 0 && words <= room) {
+        int32_t *indptr = made + 3 * count, *table = indptr + count + 1;
+        indptr[0] = 0;
+        for (int64_t i = 0; i < count; i++) {
+            int64_t g = parts.group[i];
+            made[i] = (int32_t)groups.lo[g];
+            made[count + i] = (int32_t)groups.hi[g];
+            made[2 * count + i] = (int32_t)(groups.hi[g] - groups.lo[g]);
+            indptr[i + 1] = indptr[i] + (int32_t)part_segments(&groups, spans, nodes, tokens_to, g, parts.begin[i],
+                                                               parts.end[i], table + indptr[i], segments);
+        }
+    }
+    free(of_parts.block);
+    free(more.block);
+    free(memory.block);
+    return words;
+}

@@ -1,0 +1,261 @@
+/* Tables of work items by request: what treegen.schedule.by_request makes of a plan with one rank interval a group. */
+#include "arrays.h"
+
+enum { NODE, START, STOP, LO, HI, OF_SEGMENT }; /* lines of a plan's segments */
+enum { OWNER, FIRST, END };                     /* lines of RequestKV.of_nodes */
+enum { SEAT, EPOCH, ABOVE, SHARED, LENGTH };    /* lines of RequestKV.of_requests */
+enum { OF_ITEM = 8, OF_ENTRY = 5, OF_SEAT = 10, OF_CLAIM = 3 };
+
+/* treegen.schedule.by_request.ItemRoom, with the rows of a tile, and the tokens of a packed run. */
+typedef struct {
+    int64_t height, tokens, run_tokens, page_size, reserve;
+} Room;
+
+/* A plan, with the arrays of its tree that its tables follow from. least: NULL for none. */
+typedef struct {
+    int64_t groups, segments, nodes, requests;
+    const int32_t *row_lo, *group_rows, *segment_indptr, *segment;
+    const int32_t *of_nodes, *node_tokens, *node_slots, *row_of_rank, *of_requests, *least;
+} Planned;
+
+/* Work items: rows begin:begin + rows of a group, and the entries that each has, from `first` on. */
+typedef struct {
+    int64_t items;
+    int64_t *group, *begin, *rows, *tokens, *slot, *entries;
+} Items;
+
+/* Where the tables lie in `made`, one after another. */
+typedef struct {
+    int32_t *items, *entries, *entry_indptr, *rows, *merge_rows, *merge_indptr, *merge_partials, *seats, *claims;
+} Tables;
+
+static int is_seen(const Planned *plan, int64_t s, int64_t begin, int64_t rows) {
+    return plan->segment[LO * plan->segments + s] < begin + rows && plan->segment[HI * plan->segments + s] > begin;
+}
+
+/* Cuts groups into items of at most room->height rows that read anything. Returns the entries of all items. */
+static int64_t cut_items(const Planned *plan, const Room *room, Items *made) {
+    int64_t all = 0;
+    made->items = 0;
+    for (int64_t g = 0; g < plan->groups; g++)
+        for (int64_t begin = 0; begin < plan->group_rows[g]; begin += room->height) {
+            int64_t i = made->items, rows = at_most(room->height, plan->group_rows[g] - begin);
+            int64_t tokens = 0, entries = 0;
+            for (int64_t s = plan->segment_indptr[g]; s < plan->segment_indptr[g + 1]; s++) {
+                if (!is_seen(plan, s, begin, rows)) continue;
+                int64_t start = plan->segment[START * plan->segments + s];
+                if (!entries++) made->slot[i] = plan->node_slots[plan->segment[NODE * plan->segments + s]] + start;
+                tokens += plan->segment[STOP * plan->segments + s] - start;
+            }
+            if (!entries) continue;
+            made->group[i] = g;
+            made->begin[i] = begin;
+            made->rows[i] = rows;
+            made->tokens[i] = tokens;
+            made->entries[i] = entries;
+            made->items++;
+            all += entries;
+        }
+    return all;
+}
+
+/* Writes one entry. Returns the most tokens that it has until the next plan. */
+static int64_t write_entry(const Planned *plan, const Room *room, int64_t s, int64_t begin, int64_t rows,
+                           int32_t *entry) {
+    const int32_t *segment = plan->segment + s;
+    int64_t all = plan->segments, node = segment[NODE * all], stop = segment[STOP * all];
+    int64_t first = plan->of_nodes[FIRST * plan->nodes + node], end = plan->of_nodes[END * plan->nodes + node];
+    int64_t unit = at_least(room->tokens, room->page_size), from = segment[START * all] & -unit;
+    int to_end = stop == plan->node_tokens[node], opened = end == 0 && to_end;
+    if (!to_end) {
+        stop &= -unit;
+        end = first + stop;
+    }
+    first += from;
+    if (stop == from) first = end = unit; /* nothing, at any place but 0 */
+    entry[0] = plan->of_nodes[OWNER * plan->nodes + node];
+    entry[1] = (int32_t)first;
+    entry[2] = (int32_t)end;
+    entry[3] = (int32_t)(at_least(segment[LO * all], begin) - begin);
+    entry[4] = (int32_t)(at_most(segment[HI * all], begin + rows) - begin);
+    return stop - from + (opened ? room->reserve : 0);
+}
+
+/* Writes items in launch order, with the room of each, and their entries. facts: the room of all items. */
+static void write_items(const Planned *plan, const Room *room, const Items *items, const int64_t *order,
+                        Tables *tables, int64_t *facts) {
+    int64_t packed = room->tokens / room->run_tokens, tiles = 0, runs = 0, entries = 0;
+    tables->entry_indptr[0] = 0;
+    for (int64_t k = 0; k < items->items; k++) {
+        int64_t i = order[k], g = items->group[i], begin = items->begin[i], rows = items->rows[i], item_runs = 0;
+        int32_t *item = tables->items + k * OF_ITEM;
+        memset(item, 0, OF_ITEM * sizeof *item);
+        item[0] = (int32_t)(plan->row_lo[g] + begin);
+        item[1] = (int32_t)rows;
+        item[2] = (int32_t)tiles;
+        item[4] = (int32_t)runs;
+        item[6] = -1;
+        item[7] = (int32_t)g;
+        for (int64_t s = plan->segment_indptr[g]; s < plan->segment_indptr[g + 1]; s++) {
+            if (!is_seen(plan, s, begin, rows)) continue;
+            int64_t most = write_entry(plan, room, s, begin, rows, tables->entries + entries++ * OF_ENTRY);
+            tiles += most / room->tokens;
+            item_runs += divided_up(at_most(most, room->tokens - 1), room->run_tokens);
+        }
+        runs += divided_up(item_runs, packed) * packed;
+        tables->entry_indptr[k + 1] = (int32_t)entries;
+    }
+    facts[0] = tiles;
+    facts[1] = runs;
+}
+
+/*
+ * Finds the items that write partials: one of their rows has another item, too. of_request: the partials of each
+ * request. Returns the number of all partials.
+ */
+static int64_t count_partials(const Planned *plan, const Items *items, int64_t *of_request, char *is_partial) {
+    int64_t partials = 0;
+    memset(of_request, 0, plan->requests * sizeof *of_request);
+    for (int64_t i = 0; i < items->items; i++) {
+        const int32_t *row = plan->row_of_rank + plan->row_lo[items->group[i]] + items->begin[i];
+        for (int64_t r = 0; r < items->rows[i]; r++) of_request[row[r]]++;
+    }
+    for (int64_t i = 0; i < items->items; i++) {
+        const int32_t *row = plan->row_of_rank + plan->row_lo[items->group[i]] + items->begin[i];
+        is_partial[i] = 0;
+        for (int64_t r = 0; r < items->rows[i]; r++) is_partial[i] |= of_request[row[r]] > 1;
+    }
+    memset(of_request, 0, plan->requests * sizeof *of_request);
+    for (int64_t i = 0; i < items->items; i++) {
+        const int32_t *row = plan->row_of_rank + plan->row_lo[items->group[i]] + items->begin[i];
+        if (!is_partial[i]) continue;
+        for (int64_t r = 0; r < items->rows[i]; r++) of_request[row[r]]++;
+        partials += items->rows[i];
+    }
+    return partials;
+}
+
+/* Writes merge lists, and partial slots into the items. of_request: as of count_partials; it is used up. */
+static void write_merges(const Planned *plan, const Items *items, const int64_t *order, const char *is_partial,
+                         int64_t *of_request, Tables *tables) {
+    int64_t merged = 0, slots = 0;
+    tables->merge_indptr[0] = 0;
+    for (int64_t i = 0; i < plan->requests; i++) {
+        if (!of_request[i]) continue;
+        tables->merge_rows[merged] = (int32_t)i;
+        tables->merge_indptr[merged + 1] = tables->merge_indptr[merged] + (int32_t)of_request[i];
+        merged++;
+    }
+    to_offsets(of_request, plan->requests);
+    for (int64_t k = 0; k < items->items; k++) {
+        int64_t i = order[k];
+        const int32_t *row = plan->row_of_rank + plan->row_lo[items->group[i]] + items->begin[i];
+        if (!is_partial[i]) continue;
+        tables->items[k * OF_ITEM + 6] = (int32_t)slots;
+        for (int64_t r = 0; r < items->rows[i]; r++) tables->merge_partials[of_request[row[r]]++] = (int32_t)slots++;
+    }
+}
+
+/* Counts the claims of a request; with `claims`, writes them there, by rising pages. */
+static int64_t write_claims(const Planned *plan, const Room *room, int64_t request, int32_t *claims) {
+    const int32_t *above = plan->of_requests + ABOVE * plan->requests;
+    const int32_t *shared = plan->of_requests + SHARED * plan->requests;
+    int64_t count = 0, end = shared[request];
+    for (int64_t owner = above[request]; owner >= 0; count++) {
+        if (shared[owner] == 0) {
+            count++;
+            break;
+        }
+        owner = above[owner];
+    }
+    if (!claims) return count;
+    int64_t owner = above[request];
+    for (int64_t c = count - 1; c >= 0; c--) {
+        claims[c * OF_CLAIM] = plan->of_requests[SEAT * plan->requests + owner];
+        claims[c * OF_CLAIM + 1] = (int32_t)(shared[owner] / room->page_size);
+        claims[c * OF_CLAIM + 2] = (int32_t)(end / room->page_size);
+        end = shared[owner];
+        owner = above[owner];
+    }
+    return count;
+}
+
+/* Writes the columns of all seats, and the claims; numbers of requests in lists become seats. */
+static void write_seats(const Planned *plan, const Room *room, const int32_t *unknown, int64_t width, int64_t merged,
+                        Tables *tables) {
+    const int32_t *seat = plan->of_requests + SEAT * plan->requests;
+    for (int64_t line = 0; line < OF_SEAT; line++)
+        for (int64_t s = 0; s < width; s++) tables->seats[line * width + s] = unknown[line];
+    for (int64_t i = 0, claims = 0; i < plan->requests; i++) {
+        int32_t *known = tables->seats + seat[i];
+        known[0] = plan->of_requests[EPOCH * plan->requests + i];
+        known[width] = (int32_t)(plan->of_requests[LENGTH * plan->requests + i] + room->reserve);
+        if (plan->least) known[2 * width] = plan->least[i];
+        int64_t count = write_claims(plan, room, i, tables->claims + claims * OF_CLAIM);
+        if (!count) continue;
+        for (int64_t column = 0; column < OF_CLAIM; column++)
+            known[(5 + column) * width] = tables->claims[claims * OF_CLAIM + column];
+        known[8 * width] = (int32_t)(claims + 1);
+        known[9 * width] = (int32_t)(claims += count);
+    }
+    for (int64_t rank = 0; rank < plan->requests; rank++) {
+        tables->rows[rank] = seat[plan->row_of_rank[rank]];
+        tables->seats[3 * width + tables->rows[rank]] = (int32_t)rank;
+    }
+    for (int64_t row = 0; row < merged; row++) {
+        tables->merge_rows[row] = seat[tables->merge_rows[row]];
+        tables->seats[4 * width + tables->merge_rows[row]] = (int32_t)row;
+    }
+}
+
+/*
+ * unknown: the fields of a seat that the plan does not know. width: the seats that are described.
+ * made: room for `words` words; it gets the tables of `Tables`, one after another.
+ * facts: the room for tiles and packed runs, and the numbers of items, entries, merged rows, partials and claims.
+ * Returns the words that the tables need, also if there is no room for them; or NO_MEMORY.
+ */
+int64_t item_tables(const Planned *plan, const Room *room, const int32_t *unknown, int64_t width, int32_t *made,
+                    int64_t words, int64_t *facts) {
+    int64_t most = 0, n = plan->requests;
+    for (int64_t g = 0; g < plan->groups; g++) most += divided_up(plan->group_rows[g], room->height);
+    Memory memory = {malloc((10 * most + n + 32) * sizeof(int64_t)), 0};
+    if (!memory.block) return NO_MEMORY;
+    int64_t *group = TAKE(&memory, int64_t, most), *begin = TAKE(&memory, int64_t, most);
+    int64_t *rows = TAKE(&memory, int64_t, most), *tokens = TAKE(&memory, int64_t, most);
+    int64_t *slot = TAKE(&memory, int64_t, most);
+    Items items = {0, group, begin, rows, tokens, slot, TAKE(&memory, int64_t, most)};
+    int64_t entries = cut_items(plan, room, &items), claims = 0, merged = 0;
+    int64_t *order = TAKE(&memory, int64_t, most), *spare = TAKE(&memory, int64_t, most);
+    int64_t *key = TAKE(&memory, int64_t, most), *of_request = TAKE(&memory, int64_t, n + 1);
+    char *is_partial = TAKE(&memory, char, most);
+    for (int64_t i = 0; i < items.items; i++) {
+        order[i] = i;
+        key[i] = items.slot[i] - (items.tokens[i] << 32);
+    }
+    sort_by_key(order, spare, key, items.items);
+    int64_t partials = count_partials(plan, &items, of_request, is_partial);
+    for (int64_t i = 0; i < n; i++) {
+        merged += of_request[i] > 0;
+        claims += write_claims(plan, room, i, NULL);
+    }
+    int32_t *end = made;
+    Tables tables;
+    tables.items = end, end += items.items * OF_ITEM;
+    tables.entries = end, end += entries * OF_ENTRY;
+    tables.entry_indptr = end, end += items.items + 1;
+    tables.rows = end, end += n;
+    tables.merge_rows = end, end += merged;
+    tables.merge_indptr = end, end += merged + 1;
+    tables.merge_partials = end, end += partials;
+    tables.seats = end, end += OF_SEAT * width;
+    tables.claims = end, end += claims * OF_CLAIM;
+    if (end - made <= words) {
+        write_items(plan, room, &items, order, &tables, facts);
+        write_merges(plan, &items, order, is_partial, of_request, &tables);
+        write_seats(plan, room, unknown, width, merged, &tables);
+    }
+    int64_t counts[] = {items.items, entries, merged, partials, claims};
+    memcpy(facts + 2, counts, sizeof counts);
+    free(memory.block);
+    return end - made;
+}

@@ -1,0 +1,280 @@
+/* Which requests of a running batch a plan serves: what treegen.runtime.planned_requests and .planned_claims find. */
+#include "arrays.h"
+
+enum { ROW, EPOCH, SHARED_WITH, SHARED_TOKENS, TOKENS, ROWS }; /* lines of LiveBatch.table */
+enum { KNOWN_EPOCH, MOST, LEAST, CLAIM_OWNER = 5, FURTHER = 8, END = 9 }; /* lines of RequestSchedule.seats */
+enum { CLAIMING, OWNER, PAGES }; /* lines of the table of claims */
+/* Lines of the state, by seat: four of the batch when it was seen last, and what has been found since the plan. */
+enum { SEEN, SAME = 4, IS_OTHER, HAS_ARRIVED, HAS_ENDED, IS_OWNER, AGAIN, BEGUN_EPOCH, BEGUN_TOKENS, HEIR, HEIR_PAGES };
+
+typedef struct {
+    /* the plan: `known` seats, with the fields of each, and the tokens of their requests at the plan */
+    int64_t known, claims, in_chunks;
+    const int32_t *fields;
+    int64_t *claim;
+    const int64_t *planned_tokens;
+    /* the state, of `seats` seats; `is_seen` is 0 before the first call */
+    int64_t seats, is_seen;
+    int32_t *state;
+    int64_t page_size, most_looked_at, window_left; /* window_left: -1 for all tokens */
+    double token_us, lone_token_us, alone_us;       /* lone_token_us: below 0 where only room counts */
+} Planned;
+
+typedef struct {
+    const Planned *plan;
+    const int32_t *table;
+} Batch;
+
+static int32_t *line(const Planned *plan, int64_t number) { return plan->state + number * plan->seats; }
+static int32_t of_batch(const Batch *batch, int64_t line, int64_t seat) {
+    return batch->table[line * batch->plan->seats + seat];
+}
+static int32_t field(const Planned *plan, int64_t number, int64_t seat) {
+    return plan->fields[number * plan->known + seat];
+}
+
+/* Says whether the plan has a request in this seat. */
+static int is_known(const Planned *plan, int64_t seat) {
+    return seat < plan->known && field(plan, KNOWN_EPOCH, seat) != -1;
+}
+
+/* The owner of the last of a seat's first `tokens` tokens, as treegen.ir.seat_sharing.owner_of. */
+static int64_t owner_of(const Batch *batch, int64_t seat, int64_t tokens) {
+    if (!tokens) return -1;
+    while (of_batch(batch, SHARED_TOKENS, seat) >= tokens) seat = of_batch(batch, SHARED_WITH, seat);
+    return seat;
+}
+
+/* Says whether two requests begin with the same first pages, as far as is known. */
+static int are_alike(const Batch *batch, int64_t seat, int64_t other, int64_t pages) {
+    int64_t tokens = pages * batch->plan->page_size;
+    if (of_batch(batch, TOKENS, seat) < tokens || of_batch(batch, TOKENS, other) < tokens) return 0;
+    return owner_of(batch, seat, tokens) == owner_of(batch, other, tokens);
+}
+
+/* The first of the claims of a seat; `end` gets the end of them. */
+static int64_t claims_of(const Planned *plan, int64_t seat, int64_t *end) {
+    *end = 0;
+    if (field(plan, CLAIM_OWNER, seat) < 0) return 0;
+    *end = field(plan, END, seat);
+    return field(plan, FURTHER, seat) - 1;
+}
+
+/* Says whether a request that has come into this seat shares what the plan assumes of it. */
+static int claims_hold(const Batch *batch, int64_t seat) {
+    const Planned *plan = batch->plan;
+    const int32_t *heir = line(plan, HEIR);
+    int64_t end;
+    for (int64_t c = claims_of(plan, seat, &end); c < end; c++) {
+        int64_t owner = plan->claim[OWNER * plan->claims + c];
+        if (heir[owner] >= 0 || !are_alike(batch, seat, owner, plan->claim[PAGES * plan->claims + c])) return 0;
+    }
+    return heir[seat] < 0 || are_alike(batch, seat, heir[seat], line(plan, HEIR_PAGES)[seat]);
+}
+
+static int64_t read_of(const Planned *plan, int64_t tokens) {
+    return plan->window_left < 0 ? tokens : at_most(tokens, 1 + plan->window_left);
+}
+
+static int is_faster_alone(const Planned *plan, int64_t seat, int64_t tokens, int64_t shared) {
+    if (plan->lone_token_us < 0) return 0;
+    int64_t longer = read_of(plan, tokens) - read_of(plan, plan->planned_tokens[seat]);
+    int64_t again = at_least(shared - tokens + read_of(plan, tokens), 0);
+    return (double)longer * plan->lone_token_us > plan->alone_us + (double)again * plan->token_us;
+}
+
+/* Looks at a request that the plan was not made for. Returns whether it is served alone, or shares more. */
+static int look_again(const Batch *batch, int64_t seat) {
+    const Planned *plan = batch->plan;
+    int32_t epoch = of_batch(batch, EPOCH, seat), shared = of_batch(batch, SHARED_TOKENS, seat);
+    if (line(plan, BEGUN_EPOCH)[seat] != epoch) {
+        line(plan, BEGUN_EPOCH)[seat] = epoch;
+        line(plan, BEGUN_TOKENS)[seat] = of_batch(batch, TOKENS, seat);
+    }
+    int32_t tokens = line(plan, BEGUN_TOKENS)[seat];
+    int fits = field(plan, LEAST, seat) <= tokens && tokens <= field(plan, MOST, seat) &&
+               !is_faster_alone(plan, seat, tokens, shared) && claims_hold(batch, seat);
+    line(plan, IS_OTHER)[seat] = fits;
+    if (!fits) return 1;
+    int64_t end;
+    claims_of(plan, seat, &end);
+    return shared > (end ? plan->claim[PAGES * plan->claims + end - 1] * plan->page_size : 0);
+}
+
+/* Marks the arrived requests that the plan serves only if they share pages with the one in this seat. */
+static void mark_relying(const Planned *plan, int64_t owner) {
+    int32_t *again = line(plan, AGAIN);
+    const int32_t *arrived = line(plan, HAS_ARRIVED), *heir = line(plan, HEIR);
+    for (int64_t c = 0; c < plan->claims; c++)
+        if (plan->claim[OWNER * plan->claims + c] == owner) {
+            int64_t seat = plan->claim[CLAIMING * plan->claims + c];
+            again[seat] |= arrived[seat];
+        }
+    for (int64_t seat = 0; seat < plan->known; seat++)
+        if (heir[seat] == owner) again[seat] |= arrived[seat];
+}
+
+/* Finds which seats have changed, and looks at them. Returns whether more may be alone, or share more, than before. */
+static int look_at_changes(Planned *plan, const Batch *batch) {
+    int32_t *same = line(plan, SAME), *other = line(plan, IS_OTHER), *arrived = line(plan, HAS_ARRIVED);
+    int32_t *ended = line(plan, HAS_ENDED), *again = line(plan, AGAIN);
+    int64_t seats = plan->seats, new_ones = 0;
+    int worse = !plan->is_seen, has_arrived = 0, is_first = !plan->is_seen;
+    if (is_first) {
+        memset(other, 0, seats * sizeof *other);
+        memset(arrived, 0, seats * sizeof *arrived);
+    }
+    memset(again, 0, seats * sizeof *again);
+    for (int64_t seat = 0; seat < seats; seat++) has_arrived |= arrived[seat];
+    for (int64_t seat = 0; seat < seats; seat++) {
+        int runs = of_batch(batch, ROW, seat) >= 0, known = is_known(plan, seat), changed = 0;
+        int is_same = runs && known && of_batch(batch, EPOCH, seat) == field(plan, KNOWN_EPOCH, seat);
+        for (int64_t i = 0; i < 4; i++) {
+            changed |= line(plan, SEEN + i)[seat] != of_batch(batch, i, seat);
+            line(plan, SEEN + i)[seat] = of_batch(batch, i, seat);
+        }
+        if (is_first) {
+            same[seat] = is_same;
+            changed = known && !is_same;
+        }
+        if (!changed) continue;
+        if (!known) {
+            worse |= runs;
+            continue;
+        }
+        same[seat] = is_same;
+        if (!is_same && line(plan, IS_OWNER)[seat]) ended[seat] |= 2; /* 2: by this call */
+        if (runs && !is_same)
+            again[seat] = 2;
+        else
+            arrived[seat] = other[seat] = 0;
+    }
+    plan->is_seen = 1;
+    for (int64_t seat = 0; seat < seats && has_arrived; seat++)
+        if (ended[seat] & 2) mark_relying(plan, seat);
+    for (int64_t seat = 0; seat < seats; seat++) {
+        if (again[seat]) {
+            arrived[seat] = 1;
+            new_ones++;
+            if (line(plan, IS_OWNER)[seat]) ended[seat] = 1;
+        }
+        ended[seat] = ended[seat] != 0;
+    }
+    if (new_ones > plan->most_looked_at) { /* the plan serves none of them */
+        memset(other, 0, seats * sizeof *other);
+        plan->is_seen = 0;
+        return 1;
+    }
+    for (int64_t seat = 0; seat < seats; seat++)
+        if (again[seat]) worse |= look_again(batch, seat);
+    return worse;
+}
+
+/* Says whether a claim holds for the requests that are now in both seats. */
+static int holds(const Batch *batch, int64_t c) {
+    const Planned *plan = batch->plan;
+    const int64_t *claim = plan->claim + c;
+    return are_alike(batch, claim[CLAIMING * plan->claims], claim[OWNER * plan->claims], claim[PAGES * plan->claims]);
+}
+
+/* Makes that request the heir of an ended one that shares most with it, of several the one with the last claim. */
+static void pass_on(const Planned *plan, int64_t ended, int64_t last_claim) {
+    int32_t *heir = line(plan, HEIR), *pages = line(plan, HEIR_PAGES);
+    int32_t to = (int32_t)plan->claim[CLAIMING * plan->claims + last_claim];
+    int32_t common = (int32_t)plan->claim[PAGES * plan->claims + last_claim];
+    for (int64_t c = 0; c < plan->claims; c++) {
+        int64_t *claim = plan->claim + c;
+        if (claim[OWNER * plan->claims] == ended && claim[PAGES * plan->claims] <= common)
+            claim[OWNER * plan->claims] = to;
+    }
+    for (int64_t seat = 0; seat < plan->known; seat++)
+        if (heir[seat] == ended) {
+            heir[seat] = to;
+            pages[seat] = (int32_t)at_most(pages[seat], common);
+        }
+    heir[ended] = to;
+    pages[ended] = common;
+    line(plan, IS_OWNER)[to] = 1;
+}
+
+/* Lets heirs take over from ended requests. Returns what look_at_changes does. */
+static int let_inherit(const Planned *plan, const Batch *batch) {
+    const int32_t *same = line(plan, SAME);
+    int32_t *ended = line(plan, HAS_ENDED), *again = line(plan, AGAIN);
+    int worse = 0;
+    memset(again, 0, plan->seats * sizeof *again);
+    for (int64_t owner = 0; owner < plan->known; owner++) {
+        if (!ended[owner]) continue;
+        ended[owner] = 0;
+        if (plan->in_chunks) continue;
+        int64_t lost = 0, last = -1;
+        for (int64_t c = 0; c < plan->claims; c++) {
+            const int64_t *claim = plan->claim + c;
+            if (claim[OWNER * plan->claims] != owner || !same[claim[CLAIMING * plan->claims]]) continue;
+            lost += !holds(batch, c);
+            if (last < 0 || claim[PAGES * plan->claims] >= plan->claim[PAGES * plan->claims + last]) last = c;
+        }
+        worse |= lost > 0;
+        if (lost <= line(plan, IS_OTHER)[owner]) continue;
+        again[owner] = line(plan, HAS_ARRIVED)[owner];
+        mark_relying(plan, owner);
+        pass_on(plan, owner, last);
+    }
+    for (int64_t seat = 0; seat < plan->seats; seat++)
+        if (again[seat]) worse |= look_again(batch, seat);
+    return worse;
+}
+
+/*
+ * Finds which requests of a later batch the plan serves; with `inherits`, after heirs have taken over from those that
+ * have ended. table: LiveBatch.table, of plan->seats seats. same: by seat, whether the planned request runs there. others: the
+ * seats in which the plan serves another request, ascending.
+ * Returns twice the number of `others`, plus 1 if more requests may be alone, or share more, than at the last call.
+ */
+int64_t serve_requests(Planned *plan, const int32_t *table, int64_t inherits, char *same, int64_t *others) {
+    Batch batch = {plan, table};
+    int64_t count = 0;
+    int worse = look_at_changes(plan, &batch);
+    if (inherits) worse |= let_inherit(plan, &batch);
+    for (int64_t seat = 0; seat < plan->seats; seat++) {
+        same[seat] = (char)line(plan, SAME)[seat];
+        if (line(plan, IS_OTHER)[seat]) others[count++] = seat;
+    }
+    return 2 * count + worse;
+}
+
+/* Writes the running requests as kernels are to see them: `made` is [RUNNING_FIELDS, plan->seats]. */
+int64_t running_requests(const Planned *plan, const int32_t *table, int32_t *made) {
+    int64_t seats = plan->seats;
+    memcpy(made, table, 2 * seats * sizeof *made);
+    for (int64_t seat = 0; seat < seats; seat++) {
+        int32_t heir = line(plan, HEIR)[seat];
+        if (line(plan, IS_OTHER)[seat]) made[seats + seat] = field(plan, KNOWN_EPOCH, seat);
+        made[2 * seats + seat] = heir < 0 ? -1 : table[ROW * seats + heir];
+        made[3 * seats + seat] = heir < 0 ? 0 : line(plan, HEIR_PAGES)[seat];
+    }
+    return 0;
+}
+
+/*
+ * Counts what a plan that is late costs at most. shared: by seat, the tokens that requests shared at the plan.
+ * facts: requests that may be alone; the tokens of the longest request; tokens that requests share more than at the
+ * plan; and the most tokens by which a request is longer than the one whose place it has.
+ */
+int64_t late_tokens(const Planned *plan, const int32_t *table, const int32_t *shared, int64_t both, int64_t *facts) {
+    const int32_t *same = line(plan, SAME), *tokens = table + TOKENS * plan->seats;
+    int64_t alone = 0, most = 0, unused = 0, longer = 0;
+    for (int64_t seat = 0; seat < plan->seats; seat++) {
+        int is_other = line(plan, IS_OTHER)[seat];
+        alone += (table[ROW * plan->seats + seat] >= 0) - same[seat] - is_other;
+        most = at_least(most, tokens[seat]);
+        if (seat < both) unused += at_least(table[SHARED_TOKENS * plan->seats + seat] - shared[seat], 0);
+        if (is_other) longer = at_least(longer, tokens[seat] - read_of(plan, plan->planned_tokens[seat]));
+    }
+    for (int64_t c = 0; c < plan->claims; c++) alone += !same[plan->claim[OWNER * plan->claims + c]];
+    facts[0] = alone;
+    facts[1] = most;
+    facts[2] = unused;
+    facts[3] = longer;
+    return 0;
+}

@@ -1,0 +1,110 @@
+"""PlannedRequests in C: prepare asks it before the launch of each step in which requests came, ended or moved."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+
+import treegen.compiled.c_library as c_library
+from treegen.cost.token_rates import TokenRates
+from treegen.ir.arrays import Ints, Longs
+from treegen.ir.live_batch import LiveBatch
+from treegen.ir.request_schedule import RequestSchedule
+from treegen.ir.request_tables import RUNNING_FIELDS
+from treegen.runtime.planned_requests import ALONE_US, MOST_LOOKED_AT, PlannedRequests, Served
+
+_BEGUN_EPOCH, _BEGUN_TOKENS, _IS_OWNER, _HEIR, _LINES = 10, 11, 8, 12, 14
+"""Lines of the state in planned_seats.c, and their number."""
+
+
+class _SeatedPlan(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("known", "claims", "in_chunks")),
+        *((name, ctypes.c_void_p) for name in ("fields", "claim", "planned_tokens")),
+        *((name, ctypes.c_int64) for name in ("seats", "is_seen")),
+        ("state", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("page_size", "most_looked_at", "window_left")),
+        *((name, ctypes.c_double) for name in ("token_us", "lone_token_us", "alone_us")),
+    )
+
+
+def requests_of(made: RequestSchedule, tokens: Longs, rates: TokenRates) -> PlannedRequests:
+    """Makes the requests that a plan serves, in C where that is possible. Arguments are those of PlannedRequests."""
+    kind = PlannedRequests if c_library.library() is None else CompiledRequests
+    return kind(made, tokens, rates)
+
+
+class CompiledRequests(PlannedRequests):
+    """PlannedRequests whose seats are looked at in C. See there."""
+
+    def __init__(self, made: RequestSchedule, tokens: Longs | None = None, rates: TokenRates | None = None) -> None:
+        super().__init__(made, tokens, rates)
+        library = c_library.library()
+        assert library is not None
+        self._library, self._state = library, np.zeros((_LINES, len(made.epoch)), np.int32)
+        self._state[[_BEGUN_EPOCH, _HEIR]] = -1  # NO_EPOCH, and no heir
+        self._state[_IS_OWNER] = self._claims.is_owner
+        self._planned = _SeatedPlan(
+            known=len(made.epoch),
+            claims=len(made.claims),
+            in_chunks=made.chunks is not None,
+            fields=made.seats.ctypes.data,
+            claim=self._claims.table.ctypes.data,
+            planned_tokens=None if tokens is None else tokens.ctypes.data,
+            seats=len(made.epoch),
+            state=self._state.ctypes.data,
+            most_looked_at=MOST_LOOKED_AT,
+            window_left=-1 if rates is None else rates.window_left,
+            token_us=0.0 if rates is None else rates.token_us,
+            lone_token_us=-1.0 if rates is None or tokens is None else rates.lone_token_us,
+            alone_us=ALONE_US,
+        )
+        self._at = ctypes.addressof(self._planned)
+        self._table: Ints | None = None
+
+    def inherit(self, batch: LiveBatch) -> Served:
+        """See PlannedRequests."""
+        return self._serve(batch, inherits=True)
+
+    def served(self, batch: LiveBatch) -> Served:
+        """See PlannedRequests."""
+        return self._serve(batch, inherits=False)
+
+    def running(self, batch: LiveBatch, others: Longs) -> Ints:
+        """See PlannedRequests. others: those of the last call of `served` or `inherit`."""
+        made = np.empty((len(RUNNING_FIELDS), len(batch.row)), np.int32)
+        self._library.running_requests(self._at, self._table_of(batch), made.ctypes.data)
+        return made
+
+    def late_tokens(self, batch: LiveBatch, served: Served, shared: Ints) -> tuple[int, int, int, int]:
+        """See PlannedRequests."""
+        facts, both = (ctypes.c_int64 * 4)(), min(len(batch.row), len(shared))
+        self._library.late_tokens(self._at, self._table_of(batch), shared.ctypes.data, both, facts)
+        alone, most, unused, longer = facts
+        return alone, most, unused, longer
+
+    def begun(self, seats: Longs) -> Longs:
+        """See PlannedRequests."""
+        tokens: Longs = self._state[_BEGUN_TOKENS].take(seats).astype(np.int64)
+        return tokens
+
+    def _serve(self, batch: LiveBatch, *, inherits: bool) -> Served:
+        table = self._table_of(batch)
+        same, others = np.empty(self._planned.seats, np.bool_), np.empty(self._planned.seats, np.int64)
+        self._planned.page_size = batch.page_size
+        found = self._library.serve_requests(self._at, table, inherits, same.ctypes.data, others.ctypes.data)
+        return Served(self, batch, same, others[: found >> 1], bool(found & 1))
+
+    def _table_of(self, batch: LiveBatch) -> int:
+        """Returns the address of the batch's table, for which the state has room."""
+        if self._table is not batch.table:
+            self._table, more = batch.table, len(batch.row) - self._planned.seats
+            if more > 0:
+                free = np.zeros((_LINES, more), np.int32)
+                free[[_BEGUN_EPOCH, _HEIR]] = -1
+                self._state = np.concatenate([self._state, free], axis=1)
+                self._planned.state, self._planned.seats = self._state.ctypes.data, len(batch.row)
+                self._planned.is_seen = 0
+            self._address = self._table.ctypes.data
+        return self._address
