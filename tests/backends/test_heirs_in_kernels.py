@@ -34,10 +34,11 @@ def short_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("number", others_full(range(len(CASES)), 4))
-def test_pages_of_ended_requests_are_read_from_their_heirs(number: int) -> None:
+@pytest.mark.parametrize("begin", others_full(range(0, 6, 2), 3))
+def test_pages_of_ended_requests_are_read_from_their_heirs(number: int, begin: int) -> None:
     """Whoever comes into their seats, and whatever the host thinks that they share: each row gets its own tokens."""
-    served = sum(_read_from_heirs(CASES[number], seed) for seed in range(6))
-    assert served > 3
+    served = sum(_read_from_heirs(CASES[number], seed) for seed in range(begin, begin + 2))
+    assert served > 1
 
 
 def begin(server: Server, tokens: int, with_whom: int | None, shared: int) -> int:

@@ -272,7 +272,7 @@ def stopped_controllers() -> list[Controller]:
 
 
 @pytest.mark.parametrize(("kinds", "stride"), [
-    (slice(0, 5), 997), *(pytest.param(slice(*each), stride, marks=pytest.mark.full)
+    (slice(0, 5), 1709), *(pytest.param(slice(*each), stride, marks=pytest.mark.full)
                           for each, stride in (((0, 2), 3), ((2, 4), 11), ((4, 5), 47))),
 ], ids=str)  # fmt: skip
 def test_an_engine_that_is_stopped_at_any_line(kinds: slice, stride: int) -> None:

@@ -144,7 +144,7 @@ def test_more_drafts_than_the_model_gives_wait_for_the_host() -> None:
     assert (drafter.checked["device"], drafter.checked["host"] > 10) == (0, True)
 
 
-@pytest.mark.parametrize("widths", [(1, 1, 1), (2, 1, 1)])
+@pytest.mark.parametrize("widths", others_full([(2, 1, 1), (1, 1, 1)]))
 def test_texts_that_grow_and_go(widths: tuple[int, ...]) -> None:
     """Random histories of texts, called by the host: appended to by accepted drafts or others, replaced, left out."""
     source = random.Random(5)
@@ -231,7 +231,7 @@ def test_a_text_outgrows_the_model() -> None:
     assert found == [2] * 28 + [0] * 9
 
 
-@pytest.mark.parametrize("widths", [(1, 1, 1), (2, 1)])
+@pytest.mark.parametrize("widths", others_full([(2, 1), (1, 1, 1)]))
 @pytest.mark.parametrize("trouble", [1, 4, 9])
 def test_a_drafter_that_is_stopped_goes_on(trouble: int, widths: tuple[int, ...]) -> None:
     drafter = Checked(widths, num_pages=200, page_size=4, max_texts=6)

@@ -66,7 +66,7 @@ SEVERAL = (
 MOST_QUERIES = (1, 4, 9, 40)
 
 
-@pytest.mark.parametrize("begin", range(0, 60, 10))
+@pytest.mark.parametrize("begin", range(0, 40, 10))
 def test_the_torch_backend(begin: int) -> None:
     counted: Counter[str] = Counter()
     for seed in range(begin, begin + 10):
@@ -77,7 +77,7 @@ def test_the_torch_backend(begin: int) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("begin", range(60, 560, 50))
+@pytest.mark.parametrize("begin", range(40, 540, 50))
 def test_the_torch_backend_at_length(begin: int) -> None:
     for seed in range(begin, begin + 50):
         serve(any_case(seed), seed, 30, "torch")
@@ -86,7 +86,7 @@ def test_the_torch_backend_at_length(begin: int) -> None:
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in (1, 2))]
 
 
-@pytest.mark.parametrize("begin", range(0, 60, 20))
+@pytest.mark.parametrize("begin", range(0, 40, 20))
 def test_several_query_rows_on_the_torch_backend(begin: int) -> None:
     """Also where the host is told late, or not, that their number is another."""
     counted: Counter[str] = Counter()
@@ -97,7 +97,7 @@ def test_several_query_rows_on_the_torch_backend(begin: int) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("begin", range(60, 560, 50))
+@pytest.mark.parametrize("begin", range(40, 540, 50))
 def test_several_query_rows_at_length(begin: int) -> None:
     for seed in range(begin, begin + 50):
         serve(any_case(seed, queries=MOST_QUERIES[seed % 4]), seed, 30, "torch")
