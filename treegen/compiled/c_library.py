@@ -37,6 +37,8 @@ _ARGUMENTS = {
         *(_POINTER, _INT, _POINTER),
     ),
     "item_tables": (_POINTER, _POINTER, _POINTER, _INT, _POINTER, _INT, _POINTER),
+    "begin_requests": (_POINTER, _POINTER),
+    "widen_state": (_POINTER, _POINTER, _INT),
     "serve_requests": (_POINTER, _POINTER, _INT, _POINTER, _POINTER),
     "running_requests": (_POINTER, _POINTER, _POINTER),
     "late_tokens": (_POINTER, _POINTER, _POINTER, _INT, _POINTER),

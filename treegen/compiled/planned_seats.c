@@ -5,7 +5,9 @@ enum { ROW, EPOCH, SHARED_WITH, SHARED_TOKENS, TOKENS, ROWS }; /* lines of LiveB
 enum { KNOWN_EPOCH, MOST, LEAST, CLAIM_OWNER = 5, FURTHER = 8, END = 9 }; /* lines of RequestSchedule.seats */
 enum { CLAIMING, OWNER, PAGES }; /* lines of the table of claims */
 /* Lines of the state, by seat: four of the batch when it was seen last, and what has been found since the plan. */
-enum { SEEN, SAME = 4, IS_OTHER, HAS_ARRIVED, HAS_ENDED, IS_OWNER, AGAIN, BEGUN_EPOCH, BEGUN_TOKENS, HEIR, HEIR_PAGES };
+enum {
+    SEEN, SAME = 4, IS_OTHER, HAS_ARRIVED, HAS_ENDED, IS_OWNER, AGAIN, BEGUN_EPOCH, BEGUN_TOKENS, HEIR, HEIR_PAGES, LINES
+};
 
 typedef struct {
     /* the plan: `known` seats, with the fields of each, and the tokens of their requests at the plan */
@@ -31,6 +33,38 @@ static int32_t of_batch(const Batch *batch, int64_t line, int64_t seat) {
 }
 static int32_t field(const Planned *plan, int64_t number, int64_t seat) {
     return plan->fields[number * plan->known + seat];
+}
+
+/* Marks seats from `first` on as those of nobody. */
+static void clear_state(const Planned *plan, int64_t first) {
+    for (int64_t number = 0; number < LINES; number++) {
+        int32_t nothing = number == BEGUN_EPOCH || number == HEIR ? -1 : 0;
+        for (int64_t seat = first; seat < plan->seats; seat++) line(plan, number)[seat] = nothing;
+    }
+}
+
+/* Fills the table of claims and the state of a new plan. claims: RequestSchedule.claims, of three columns. */
+int64_t begin_requests(Planned *plan, const int32_t *claims) {
+    clear_state(plan, 0);
+    for (int64_t seat = 0; seat < plan->known; seat++) {
+        if (field(plan, CLAIM_OWNER, seat) < 0) continue;
+        for (int64_t c = field(plan, FURTHER, seat) - 1; c < field(plan, END, seat); c++) {
+            plan->claim[CLAIMING * plan->claims + c] = seat;
+            plan->claim[OWNER * plan->claims + c] = claims[3 * c];
+            plan->claim[PAGES * plan->claims + c] = claims[3 * c + 2];
+            line(plan, IS_OWNER)[claims[3 * c]] = 1;
+        }
+    }
+    return 0;
+}
+
+/* Takes over a state of fewer seats. */
+int64_t widen_state(Planned *plan, const int32_t *state, int64_t seats) {
+    clear_state(plan, seats);
+    for (int64_t number = 0; number < LINES; number++)
+        memcpy(line(plan, number), state + number * seats, seats * sizeof *state);
+    plan->is_seen = 0;
+    return 0;
 }
 
 /* Says whether the plan has a request in this seat. */

@@ -14,8 +14,8 @@ from treegen.ir.request_schedule import RequestSchedule
 from treegen.ir.request_tables import RUNNING_FIELDS
 from treegen.runtime.planned_requests import ALONE_US, MOST_LOOKED_AT, PlannedRequests, Served
 
-_BEGUN_EPOCH, _BEGUN_TOKENS, _IS_OWNER, _HEIR, _LINES = 10, 11, 8, 12, 14
-"""Lines of the state in planned_seats.c, and their number."""
+_BEGUN_TOKENS, _LINES = 11, 14
+"""A line of the state in planned_seats.c, and the number of all."""
 
 
 class _SeatedPlan(ctypes.Structure):
@@ -39,29 +39,23 @@ class CompiledRequests(PlannedRequests):
     """PlannedRequests whose seats are looked at in C. See there."""
 
     def __init__(self, made: RequestSchedule, tokens: Longs | None = None, rates: TokenRates | None = None) -> None:
-        super().__init__(made, tokens, rates)
-        library = c_library.library()
+        library, known = c_library.library(), len(made.epoch)
         assert library is not None
-        self._library, self._state = library, np.zeros((_LINES, len(made.epoch)), np.int32)
-        self._state[[_BEGUN_EPOCH, _HEIR]] = -1  # NO_EPOCH, and no heir
-        self._state[_IS_OWNER] = self._claims.is_owner
+        claims, state = np.empty((3, len(made.claims)), np.int64), np.empty((_LINES, known), np.int32)
+        self._library, self._state = library, state
         self._planned = _SeatedPlan(
-            known=len(made.epoch),
-            claims=len(made.claims),
-            in_chunks=made.chunks is not None,
-            fields=made.seats.ctypes.data,
-            claim=self._claims.table.ctypes.data,
-            planned_tokens=None if tokens is None else tokens.ctypes.data,
-            seats=len(made.epoch),
-            state=self._state.ctypes.data,
-            most_looked_at=MOST_LOOKED_AT,
-            window_left=-1 if rates is None else rates.window_left,
-            token_us=0.0 if rates is None else rates.token_us,
-            lone_token_us=-1.0 if rates is None or tokens is None else rates.lone_token_us,
-            alone_us=ALONE_US,
+            *(known, len(made.claims), made.chunks is not None),
+            *(made.seats.ctypes.data, claims.ctypes.data, None if tokens is None else tokens.ctypes.data),
+            *(known, 0, state.ctypes.data),
+            *(0, MOST_LOOKED_AT, -1 if rates is None else rates.window_left),
+            0.0 if rates is None else rates.token_us,
+            -1.0 if rates is None or tokens is None else rates.lone_token_us,
+            ALONE_US,
         )
         self._at = ctypes.addressof(self._planned)
         self._table: Ints | None = None
+        library.begin_requests(self._at, made.claims.ctypes.data)
+        super().__init__(made, tokens, rates, claims)
 
     def inherit(self, batch: LiveBatch) -> Served:
         """See PlannedRequests."""
@@ -99,12 +93,11 @@ class CompiledRequests(PlannedRequests):
     def _table_of(self, batch: LiveBatch) -> int:
         """Returns the address of the batch's table, for which the state has room."""
         if self._table is not batch.table:
-            self._table, more = batch.table, len(batch.row) - self._planned.seats
-            if more > 0:
-                free = np.zeros((_LINES, more), np.int32)
-                free[[_BEGUN_EPOCH, _HEIR]] = -1
-                self._state = np.concatenate([self._state, free], axis=1)
-                self._planned.state, self._planned.seats = self._state.ctypes.data, len(batch.row)
-                self._planned.is_seen = 0
+            self._table, seats = batch.table, self._planned.seats
+            if len(batch.row) > seats:
+                wider = np.empty((_LINES, len(batch.row)), np.int32)
+                self._planned.state, self._planned.seats = wider.ctypes.data, len(batch.row)
+                self._library.widen_state(self._at, self._state.ctypes.data, seats)
+                self._state = wider
             self._address = self._table.ctypes.data
         return self._address

@@ -39,13 +39,20 @@ class PlannedRequests:
         made: The plan's schedule.
         tokens: By seat, the tokens of the requests that it was made for.
         rates: The time that tokens take, by which a request is too long for a seat; without them, only room counts.
+        claims: The table of PlannedClaims, if the caller has it.
     """
 
-    def __init__(self, made: RequestSchedule, tokens: Longs | None = None, rates: TokenRates | None = None) -> None:
+    def __init__(
+        self,
+        made: RequestSchedule,
+        tokens: Longs | None = None,
+        rates: TokenRates | None = None,
+        claims: Longs | None = None,
+    ) -> None:
         self._tokens, self._rates = tokens, rates
         self.with_queries = made.queries is not None
         self.made, self.epochs = made, made.epoch
-        self._known, self._claims = made.epoch != NO_EPOCH, PlannedClaims(made)
+        self._known, self._claims = made.epoch != NO_EPOCH, PlannedClaims(made, claims)
         self._begun: dict[int, tuple[int, int]] = {}  # by seat: the epoch of another request, and its tokens then
         self._seen: Ints | None = None  # rows, epochs and sharing by seat, when `served` was asked last
         self._same = _NO_SEATS
