@@ -7,9 +7,10 @@ plans are not copied, they include packing a plan for the copy. Batches have 64 
 to 100,000 tokens in pages of 16: groups of 8 that share half of their tokens, requests that share nothing, and requests
 that branch off one another.
 
-- plan: `BatchKernel.update` after one request ended and another one came.
+- plan: `BatchKernel.update` after one request ended and another one came; numpy: the same without the C code, in turns.
 - choose: a policy for a batch whose bucket is new to the kernel.
-- seat: of a request that is added, forked or finished: the call of LiveBatch, and `BatchKernel.seat`.
+- seat: of a request that is added, forked or finished: the call of LiveBatch, and `BatchKernel.seat`. prepare: of one
+  that ended and one that came in its place. Both also without the C code.
 - loop: steps in which requests come, grow and end, with `prepare` before each and `refresh` after it. Plans are the
   calls that planned; the largest is compared with their median.
 
@@ -24,8 +25,10 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -34,6 +37,7 @@ import treegen
 from replan import flashinfer_wrapper
 from treegen import LiveBatch, PageTable, Shape
 from treegen.backends.batch_form import BatchForm
+from treegen.compiled import c_library
 from treegen.ir.request_tables import NO_REQUEST, RequestTables
 from treegen.runtime.batch_kernel import BatchKernel
 from treegen.search.batch_choices import BatchChoices
@@ -125,13 +129,24 @@ def median_us(call: Callable[[], object], before: Callable[[], object] = lambda:
     return statistics.median(times[3:]) / 1e3
 
 
-def plan_us(kernel: BatchKernel, batch: Batch) -> tuple[float, float]:
-    """Returns the times of a plan, and of a choice for a bucket that is new."""
+@contextmanager
+def without_c() -> Iterator[None]:
+    """In its block plans are made in NumPy."""
+    with patch.object(c_library, "library", lambda: None):
+        yield
+
+
+def plan_us(kernel: BatchKernel, batch: Batch) -> tuple[float, float, float]:
+    """Returns the times of a plan, of one in NumPy, and of a choice for a bucket that is new."""
     live, form = batch.live, kernel.form
-    plan = median_us(lambda: kernel.update(live), batch.replace)
+    in_c, in_numpy = [], []
+    for _ in range(5):
+        in_c.append(median_us(lambda: kernel.update(live), batch.replace, 20))
+        with without_c():
+            in_numpy.append(median_us(lambda: kernel.update(live), batch.replace, 20))
     problem = Problem(live.tree(), form.shape, target_from("h200"))
     choose = median_us(lambda: BatchChoices(form.config, form.room.items).choose(problem))
-    return plan, choose
+    return statistics.median(in_c), statistics.median(in_numpy), choose
 
 
 def seat_us(kernel: BatchKernel, batch: Batch) -> dict[str, float]:
@@ -154,7 +169,16 @@ def seat_us(kernel: BatchKernel, batch: Batch) -> dict[str, float]:
         finish()
     times["finish"] = median_us(lambda: called(finish), lambda: seats.append(live.fork(owner)))
     batch.arrive()
+    kernel.update(live)
+    times["prepare"] = median_us(lambda: kernel.prepare(live), batch.replace)
     return times
+
+
+def seat_line(shape: Shape) -> str:
+    """Describes the times of one request more or less, and of one in the place of another."""
+    kernel, batch = kernel_of(shape, 256, 20_000), Batch("groups", 256, 8_000)
+    kernel.prepare(batch.live)
+    return ", ".join(f"{name} {us:.0f}" for name, us in seat_us(kernel, batch).items())
 
 
 def loop(kernel: BatchKernel, batch: Batch, steps: int) -> str:
@@ -193,23 +217,29 @@ def flashinfer_us(shape: Shape, batch: Batch) -> str:
 
 def tables(shape: Shape, steps: int) -> Iterator[str]:
     """Yields the lines of all tables."""
-    heads = "plan 1k", "100k", "flashinfer 1k", "100k", "choose 1k", "100k"
-    summary = [f"{'groups of 8':>12}" + "".join(f"{head:>15}" for head in heads)]
+    heads = "plan 1k", "100k", "numpy 1k", "100k", "flashinfer 1k", "100k", "choose 1k", "100k"
+    summary = [f"{'groups of 8':>12}" + "".join(f"{head:>13}" for head in heads)]
     for requests in SIZES:
         cells: list[str] = []
         for kind in ("groups", "unshared", "branches"):
             found = []
             for tokens in LENGTHS:
                 kernel, batch = kernel_of(shape, requests, tokens), Batch(kind, requests, tokens)
-                plan, choose = plan_us(kernel, batch)
-                found.append((f"{plan:.0f}", flashinfer_us(shape, batch) if kind == "groups" else "", f"{choose:.0f}"))
+                plan, numpy, choose = plan_us(kernel, batch)
+                beside = flashinfer_us(shape, batch) if kind == "groups" else ""
+                found.append((f"{plan:.0f}", f"{numpy:.0f}", beside, f"{choose:.0f}"))
                 how = "" if kernel.choice is None else f", by {kernel.choice.strategy}"
-                yield f"{requests:5} requests of {tokens:6}, {kind:8}: plan {plan:5.0f}, choose {choose:5.0f}{how}"
+                yield (
+                    f"{requests:5} requests of {tokens:6}, {kind:8}: plan {plan:5.0f}, "
+                    f"numpy {numpy:5.0f}, choose {choose:5.0f}{how}"
+                )
             cells = cells or [cell for column in zip(*found, strict=True) for cell in column]
-        summary.append(f"{requests:12}" + "".join(f"{cell:>15}" for cell in cells))
+        summary.append(f"{requests:12}" + "".join(f"{cell:>13}" for cell in cells))
+    summary.append(f"seat among 256: {seat_line(shape)}")
+    with without_c():
+        summary.append(f"in NumPy:       {seat_line(shape)}")
     kernel, batch = kernel_of(shape, 256, 20_000), Batch("groups", 256, 8_000)
     kernel.prepare(batch.live)
-    summary.append(f"seat among 256: {', '.join(f'{name} {us:.0f}' for name, us in seat_us(kernel, batch).items())}")
     yield from (*summary, loop(kernel, batch, steps))
 
 

@@ -140,32 +140,45 @@ static int64_t cut_evenly(const int64_t *of_groups, int64_t groups, double share
     return n;
 }
 
-/* Makes the groups of treegen.strategies.groupings.by_cohort. `groups` has memory for `cohorts` of them. */
-static void group_rows(const int32_t *spans, int64_t nodes, int64_t rows, const int64_t *fragment,
-                       const int64_t *base, const int64_t *end, const int64_t *first, int64_t cohorts, Groups *groups,
-                       int64_t *counts) {
+/*
+ * Finds for each node the first and the last of the cohorts of `rows` ranks that read it, from first[fragment] on.
+ * Returns the number of pairs of a node and a cohort.
+ */
+static int64_t cohorts_of(const int32_t *spans, int64_t nodes, int64_t rows, const int64_t *fragment,
+                          const int64_t *base, const int64_t *first, int32_t *from, int32_t *behind) {
     const int32_t *lo = spans + LO * nodes, *hi = spans + HI * nodes;
-    memset(counts, 0, (cohorts + 1) * sizeof *counts);
-    for (int64_t pass = 0; pass < 2; pass++) {
-        for (int64_t node = 0; node < nodes; node++) {
-            int64_t f = fragment[node], begin = first[f] + (lo[node] - base[f]) / rows;
-            int64_t behind = first[f] + divided_up(hi[node] - base[f], rows);
-            for (int64_t c = begin; c < behind; c++) {
-                if (pass) groups->segment[counts[c]] = node;
-                counts[c]++;
-            }
-        }
-        if (!pass) to_offsets(counts, cohorts);
+    int64_t pairs = 0;
+    for (int64_t node = 0; node < nodes; node++) {
+        uint32_t f = (uint32_t)base[fragment[node]], height = (uint32_t)rows; /* 64 bits take twice the time */
+        int32_t number = (int32_t)first[fragment[node]];
+        from[node] = number + (int32_t)(((uint32_t)lo[node] - f) / height);
+        behind[node] = number + (int32_t)(((uint32_t)hi[node] - f - 1) / height) + 1;
+        pairs += behind[node] - from[node];
     }
+    return pairs;
+}
+
+/*
+ * Makes the groups of treegen.strategies.groupings.by_cohort. from, behind: as of cohorts_of. base, end, first: ranks
+ * and cohorts of each fragment. counts: room for a number of each of `cohorts`.
+ */
+static void group_rows(int64_t nodes, int64_t rows, const int32_t *from, const int32_t *behind, const int64_t *base,
+                       const int64_t *end, const int64_t *first, int64_t cohorts, Groups *groups, int64_t *counts) {
+    memset(counts, 0, (cohorts + 1) * sizeof *counts);
+    for (int64_t node = 0; node < nodes; node++)
+        for (int64_t c = from[node]; c < behind[node]; c++) counts[c]++;
+    to_offsets(counts, cohorts);
+    for (int64_t node = 0; node < nodes; node++)
+        for (int64_t c = from[node]; c < behind[node]; c++) groups->segment[counts[c]++] = node;
     /* counts[c] is now the end of the segments of cohort c; cohorts without any are left out */
     groups->groups = 0;
     groups->indptr[0] = 0;
     for (int64_t f = 0, c = 0; c < cohorts; c++) {
         while (first[f + 1] <= c) f++;
         if (counts[c] == groups->indptr[groups->groups]) continue;
-        int64_t g = groups->groups++, from = base[f] + (c - first[f]) * rows;
-        groups->lo[g] = from;
-        groups->hi[g] = at_most(from + rows, end[f]);
+        int64_t g = groups->groups++, begin = base[f] + (c - first[f]) * rows;
+        groups->lo[g] = begin;
+        groups->hi[g] = at_most(begin + rows, end[f]);
         groups->indptr[g + 1] = counts[c];
     }
 }
@@ -205,19 +218,17 @@ static int64_t part_segments(const Groups *groups, const int32_t *spans, int64_t
 int64_t cohort_plan(const int32_t *spans, const int32_t *parent, int64_t nodes, int64_t num_rows, int64_t rows,
                     int64_t split_shared_rows, int64_t split, double shares, const Sharing *sharing,
                     int64_t most_parts, int32_t *made, int64_t room, int64_t *facts) {
-    Memory memory = {malloc((5 * nodes + 16) * sizeof(int64_t)), 0};
+    Memory memory = {malloc((6 * nodes + 16) * sizeof(int64_t)), 0};
     if (!memory.block) return NO_MEMORY;
     int64_t *fragment = TAKE(&memory, int64_t, nodes), *base = TAKE(&memory, int64_t, nodes + 1);
     int64_t *end = TAKE(&memory, int64_t, nodes + 1), *first = TAKE(&memory, int64_t, nodes + 2);
     base[0] = 0;
     end[0] = num_rows;
-    int64_t fragments = 1 + cut_paths(spans, parent, nodes, split_shared_rows, fragment, base, end), pairs = 0;
+    int64_t fragments = 1 + cut_paths(spans, parent, nodes, split_shared_rows, fragment, base, end);
     for (int64_t f = 0; f < fragments; f++) first[f] = divided_up(end[f] - base[f], rows);
     int64_t cohorts = to_offsets(first, fragments);
-    for (int64_t node = 0; node < nodes; node++) {
-        int64_t from = base[fragment[node]], lo = spans[LO * nodes + node], hi = spans[HI * nodes + node];
-        pairs += divided_up(hi - from, rows) - (lo - from) / rows;
-    }
+    int32_t *from = TAKE(&memory, int32_t, nodes), *behind = TAKE(&memory, int32_t, nodes);
+    int64_t pairs = cohorts_of(spans, nodes, rows, fragment, base, first, from, behind);
     Memory more = {malloc((5 * cohorts + 2 * pairs + 16) * sizeof(int64_t)), 0}, of_parts = {NULL, 0};
     if (!more.block) {
         free(memory.block);
@@ -225,7 +236,8 @@ int64_t cohort_plan(const int32_t *spans, const int32_t *parent, int64_t nodes, 
     }
     int64_t *lo = TAKE(&more, int64_t, cohorts), *hi = TAKE(&more, int64_t, cohorts);
     Groups groups = {0, lo, hi, TAKE(&more, int64_t, cohorts + 1), TAKE(&more, int64_t, pairs)};
-    group_rows(spans, nodes, rows, fragment, base, end, first, cohorts, &groups, TAKE(&more, int64_t, cohorts + 1));
+    int64_t *counts = TAKE(&more, int64_t, cohorts + 1);
+    group_rows(nodes, rows, from, behind, base, end, first, cohorts, &groups, counts);
 
     int64_t *tokens_to = TAKE(&more, int64_t, pairs + 1), *of_groups = TAKE(&more, int64_t, groups.groups + 1);
     tokens_to[0] = 0;

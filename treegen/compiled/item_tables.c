@@ -6,9 +6,9 @@ enum { OWNER, FIRST, END };                     /* lines of RequestKV.of_nodes *
 enum { SEAT, EPOCH, ABOVE, SHARED, LENGTH };    /* lines of RequestKV.of_requests */
 enum { OF_ITEM = 8, OF_ENTRY = 5, OF_SEAT = 10, OF_CLAIM = 3 };
 
-/* treegen.schedule.by_request.ItemRoom, with the rows of a tile, and the tokens of a packed run. */
+/* treegen.schedule.by_request.ItemRoom, with the rows of a tile; tokens of tiles and packed runs as powers of two. */
 typedef struct {
-    int64_t height, tokens, run_tokens, page_size, reserve;
+    int64_t height, tile_power, run_power, page_size, reserve;
 } Room;
 
 /* A plan, with the arrays of its tree that its tables follow from. least: NULL for none. */
@@ -65,7 +65,7 @@ static int64_t write_entry(const Planned *plan, const Room *room, int64_t s, int
     const int32_t *segment = plan->segment + s;
     int64_t all = plan->segments, node = segment[NODE * all], stop = segment[STOP * all];
     int64_t first = plan->of_nodes[FIRST * plan->nodes + node], end = plan->of_nodes[END * plan->nodes + node];
-    int64_t unit = at_least(room->tokens, room->page_size), from = segment[START * all] & -unit;
+    int64_t unit = at_least((int64_t)1 << room->tile_power, room->page_size), from = segment[START * all] & -unit;
     int to_end = stop == plan->node_tokens[node], opened = end == 0 && to_end;
     if (!to_end) {
         stop &= -unit;
@@ -84,7 +84,8 @@ static int64_t write_entry(const Planned *plan, const Room *room, int64_t s, int
 /* Writes items in launch order, with the room of each, and their entries. facts: the room of all items. */
 static void write_items(const Planned *plan, const Room *room, const Items *items, const int64_t *order,
                         Tables *tables, int64_t *facts) {
-    int64_t packed = room->tokens / room->run_tokens, tiles = 0, runs = 0, entries = 0;
+    int64_t tokens = (int64_t)1 << room->tile_power, run = (int64_t)1 << room->run_power;
+    int64_t tiles = 0, runs = 0, entries = 0;
     tables->entry_indptr[0] = 0;
     for (int64_t k = 0; k < items->items; k++) {
         int64_t i = order[k], g = items->group[i], begin = items->begin[i], rows = items->rows[i], item_runs = 0;
@@ -99,10 +100,10 @@ static void write_items(const Planned *plan, const Room *room, const Items *item
         for (int64_t s = plan->segment_indptr[g]; s < plan->segment_indptr[g + 1]; s++) {
             if (!is_seen(plan, s, begin, rows)) continue;
             int64_t most = write_entry(plan, room, s, begin, rows, tables->entries + entries++ * OF_ENTRY);
-            tiles += most / room->tokens;
-            item_runs += divided_up(at_most(most, room->tokens - 1), room->run_tokens);
+            tiles += most >> room->tile_power;
+            item_runs += (at_most(most, tokens - 1) + run - 1) >> room->run_power;
         }
-        runs += divided_up(item_runs, packed) * packed;
+        runs += (item_runs + tokens / run - 1) & -(tokens / run);
         tables->entry_indptr[k + 1] = (int32_t)entries;
     }
     facts[0] = tiles;
@@ -180,32 +181,34 @@ static int64_t write_claims(const Planned *plan, const Room *room, int64_t reque
     return count;
 }
 
-/* Writes the columns of all seats, and the claims; numbers of requests in lists become seats. */
+/* Writes the columns of all seats, and the claims; numbers of requests in lists become seats. padded: see PADDING. */
 static void write_seats(const Planned *plan, const Room *room, const int32_t *unknown, int64_t width, int64_t merged,
-                        Tables *tables) {
+                        int32_t *padded, Tables *tables) {
     const int32_t *seat = plan->of_requests + SEAT * plan->requests;
-    for (int64_t line = 0; line < OF_SEAT; line++)
-        for (int64_t s = 0; s < width; s++) tables->seats[line * width + s] = unknown[line];
+    int64_t line = width + PADDING;
+    for (int64_t field = 0; field < OF_SEAT; field++)
+        for (int64_t s = 0; s < width; s++) padded[field * line + s] = unknown[field];
     for (int64_t i = 0, claims = 0; i < plan->requests; i++) {
-        int32_t *known = tables->seats + seat[i];
+        int32_t *known = padded + seat[i];
         known[0] = plan->of_requests[EPOCH * plan->requests + i];
-        known[width] = (int32_t)(plan->of_requests[LENGTH * plan->requests + i] + room->reserve);
-        if (plan->least) known[2 * width] = plan->least[i];
+        known[line] = (int32_t)(plan->of_requests[LENGTH * plan->requests + i] + room->reserve);
+        if (plan->least) known[2 * line] = plan->least[i];
         int64_t count = write_claims(plan, room, i, tables->claims + claims * OF_CLAIM);
         if (!count) continue;
         for (int64_t column = 0; column < OF_CLAIM; column++)
-            known[(5 + column) * width] = tables->claims[claims * OF_CLAIM + column];
-        known[8 * width] = (int32_t)(claims + 1);
-        known[9 * width] = (int32_t)(claims += count);
+            known[(5 + column) * line] = tables->claims[claims * OF_CLAIM + column];
+        known[8 * line] = (int32_t)(claims + 1);
+        known[9 * line] = (int32_t)(claims += count);
     }
     for (int64_t rank = 0; rank < plan->requests; rank++) {
         tables->rows[rank] = seat[plan->row_of_rank[rank]];
-        tables->seats[3 * width + tables->rows[rank]] = (int32_t)rank;
+        padded[3 * line + tables->rows[rank]] = (int32_t)rank;
     }
     for (int64_t row = 0; row < merged; row++) {
         tables->merge_rows[row] = seat[tables->merge_rows[row]];
-        tables->seats[4 * width + tables->merge_rows[row]] = (int32_t)row;
+        padded[4 * line + tables->merge_rows[row]] = (int32_t)row;
     }
+    copy_columns(tables->seats, padded, OF_SEAT, width);
 }
 
 /*
@@ -218,7 +221,7 @@ int64_t item_tables(const Planned *plan, const Room *room, const int32_t *unknow
                     int64_t words, int64_t *facts) {
     int64_t most = 0, n = plan->requests;
     for (int64_t g = 0; g < plan->groups; g++) most += divided_up(plan->group_rows[g], room->height);
-    Memory memory = {malloc((10 * most + n + 32) * sizeof(int64_t)), 0};
+    Memory memory = {malloc((10 * most + n + 5 * (width + PADDING) + 32) * sizeof(int64_t)), 0};
     if (!memory.block) return NO_MEMORY;
     int64_t *group = TAKE(&memory, int64_t, most), *begin = TAKE(&memory, int64_t, most);
     int64_t *rows = TAKE(&memory, int64_t, most), *tokens = TAKE(&memory, int64_t, most);
@@ -228,6 +231,7 @@ int64_t item_tables(const Planned *plan, const Room *room, const int32_t *unknow
     int64_t *order = TAKE(&memory, int64_t, most), *spare = TAKE(&memory, int64_t, most);
     int64_t *key = TAKE(&memory, int64_t, most), *of_request = TAKE(&memory, int64_t, n + 1);
     char *is_partial = TAKE(&memory, char, most);
+    int32_t *padded = TAKE(&memory, int32_t, OF_SEAT * (width + PADDING));
     for (int64_t i = 0; i < items.items; i++) {
         order[i] = i;
         key[i] = items.slot[i] - (items.tokens[i] << 32);
@@ -252,7 +256,7 @@ int64_t item_tables(const Planned *plan, const Room *room, const int32_t *unknow
     if (end - made <= words) {
         write_items(plan, room, &items, order, &tables, facts);
         write_merges(plan, &items, order, is_partial, of_request, &tables);
-        write_seats(plan, room, unknown, width, merged, &tables);
+        write_seats(plan, room, unknown, width, merged, padded, &tables);
     }
     int64_t counts[] = {items.items, entries, merged, partials, claims};
     memcpy(facts + 2, counts, sizeof counts);

@@ -20,7 +20,7 @@ _TableFacts = ctypes.c_int64 * 7
 
 
 class _RoomOfItems(ctypes.Structure):
-    _fields_ = tuple((name, ctypes.c_int64) for name in ("height", "tokens", "run_tokens", "page_size", "reserve"))
+    _fields_ = tuple((name, ctypes.c_int64) for name in ("height", "tile_power", "run_power", "page_size", "reserve"))
 
 
 _COUNTS = ("groups", "segments", "nodes", "requests")
@@ -54,7 +54,8 @@ def tables_of(plan: Plan, problem: Problem, room: ItemRoom) -> RequestSchedule:
     least = None if requests.least is None else requests.least.ctypes.data
     counts = groups, len(plan.node), len(tree.parent), count
     planned = _LoweredPlan(*counts, *[array.ctypes.data for array in arrays], least)
-    of_items = _RoomOfItems(height, config.tokens, run_tokens_of(room.page_size), room.page_size, room.reserve)
+    powers = (size.bit_length() - 1 for size in (config.tokens, run_tokens_of(room.page_size)))
+    of_items = _RoomOfItems(height, *powers, room.page_size, room.reserve)
     words = 24 * groups + 5 * len(plan.node) + 16 * (width + count)
     while True:
         made = np.empty(words, np.int32)

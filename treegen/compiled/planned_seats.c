@@ -5,9 +5,8 @@ enum { ROW, EPOCH, SHARED_WITH, SHARED_TOKENS, TOKENS, ROWS }; /* lines of LiveB
 enum { KNOWN_EPOCH, MOST, LEAST, CLAIM_OWNER = 5, FURTHER = 8, END = 9 }; /* lines of RequestSchedule.seats */
 enum { CLAIMING, OWNER, PAGES }; /* lines of the table of claims */
 /* Lines of the state, by seat: four of the batch when it was seen last, and what has been found since the plan. */
-enum {
-    SEEN, SAME = 4, IS_OTHER, HAS_ARRIVED, HAS_ENDED, IS_OWNER, AGAIN, BEGUN_EPOCH, BEGUN_TOKENS, HEIR, HEIR_PAGES, LINES
-};
+enum { SEEN, SAME = 4, IS_OTHER, HAS_ARRIVED, HAS_ENDED, IS_OWNER, AGAIN };
+enum { BEGUN_EPOCH = AGAIN + 1, BEGUN_TOKENS, HEIR, HEIR_PAGES, LINES };
 
 typedef struct {
     /* the plan: `known` seats, with the fields of each, and the tokens of their requests at the plan */
@@ -261,8 +260,8 @@ static int let_inherit(const Planned *plan, const Batch *batch) {
 
 /*
  * Finds which requests of a later batch the plan serves; with `inherits`, after heirs have taken over from those that
- * have ended. table: LiveBatch.table, of plan->seats seats. same: by seat, whether the planned request runs there. others: the
- * seats in which the plan serves another request, ascending.
+ * have ended. table: LiveBatch.table, of plan->seats seats. same: gets by seat whether the planned request runs there.
+ * others: gets the seats in which the plan serves another request, ascending.
  * Returns twice the number of `others`, plus 1 if more requests may be alone, or share more, than at the last call.
  */
 int64_t serve_requests(Planned *plan, const int32_t *table, int64_t inherits, char *same, int64_t *others) {

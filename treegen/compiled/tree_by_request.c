@@ -60,10 +60,11 @@ static void put_in_order(Requests *all, const int32_t *above, const int32_t *sha
 int64_t tree_by_request(const int32_t *batch, int64_t seats, int64_t requests, int64_t shares, int32_t *of_nodes,
                         int32_t *of_rows, int64_t *facts) {
     int64_t n = requests;
-    Memory memory = {malloc((14 * (seats + n) + 64) * sizeof(int64_t)), 0};
+    Memory memory = {malloc((26 * (seats + n) + 512) * sizeof(int64_t)), 0};
     if (!memory.block) return NO_MEMORY;
     int32_t *rows[OF_ROW], *nodes[OF_NODE];
-    for (int64_t i = 0; i < OF_ROW; i++) rows[i] = of_rows + i * n;
+    int32_t *padded_rows = TAKE(&memory, int32_t, OF_ROW * (n + PADDING));
+    for (int64_t i = 0; i < OF_ROW; i++) rows[i] = padded_rows + i * (n + PADDING);
     int32_t *number = TAKE(&memory, int32_t, seats);
     for (int64_t seat = 0, i = 0; seat < seats; seat++) {
         number[seat] = -1;
@@ -86,7 +87,8 @@ int64_t tree_by_request(const int32_t *batch, int64_t seats, int64_t requests, i
     for (int64_t i = 0; i < n; i++)
         for (int64_t c = all.first_child[i]; c < all.first_child[i + 1]; c++)
             count += c == all.first_child[i] || rows[SHARED][all.children[c]] != rows[SHARED][all.children[c - 1]];
-    for (int64_t i = 0; i < OF_NODE; i++) nodes[i] = of_nodes + i * count;
+    int32_t *padded_nodes = TAKE(&memory, int32_t, OF_NODE * (count + PADDING));
+    for (int64_t i = 0; i < OF_NODE; i++) nodes[i] = padded_nodes + i * (count + PADDING);
     int32_t *hung = TAKE(&memory, int32_t, n), *level = TAKE(&memory, int32_t, count);
     int64_t node = 0, tokens = 0, levels = 0, of_paths = 0, alone = 0;
     for (int64_t p = 0; p < n; p++) {
@@ -126,6 +128,8 @@ int64_t tree_by_request(const int32_t *batch, int64_t seats, int64_t requests, i
         rows[SEES][request] = nodes[STOP][node - 1];
         rows[ROW_OF_RANK][p] = (int32_t)request;
     }
+    copy_columns(of_nodes, padded_nodes, OF_NODE, count);
+    copy_columns(of_rows, padded_rows, OF_ROW, n);
     free(memory.block);
     facts[0] = tokens;
     facts[1] = levels;
