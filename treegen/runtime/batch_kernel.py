@@ -6,6 +6,7 @@ from typing import NoReturn, TypeAlias
 
 import torch
 
+import treegen.compiled.c_library as c_library
 from treegen.backends import check_inputs
 from treegen.backends.bound_call import Call
 from treegen.backends.devices import backend_for
@@ -80,6 +81,8 @@ class BatchKernel(ExplainedKernel):
         self._begun: torch.Tensor | None = None  # those before the plan
         self._next: NextPlan | None = None  # that `refresh` has begun
         self._rows = 0
+        with phase("load C"):
+            c_library.library()  # a machine's first one compiles it, so that no step waits for that
 
     def __reduce__(self) -> NoReturn:
         raise InputError("kernel", "a BatchKernel", "cannot be copied: it reads an engine's tensors", "make another")

@@ -38,7 +38,7 @@ _LEAST_SHORT = 16
 them.
 """
 _PLAN_US = 2000.0
-"""Microseconds that the host takes to plan, roughly: between other work 1 to 2.5 ms beside an H200."""
+"""Microseconds that the host takes to plan, roughly: NumPy took 1 to 2.5 ms between other work beside an H200."""
 _PART_US = 600.0
 """Microseconds that a slow host takes for a part of a plan, roughly."""
 _FIXED_LAYER_US = 12.0
