@@ -16,6 +16,9 @@ from treegen.compiled import c_library
 from treegen.compiled.cohort_plan import plan_of
 from treegen.compiled.item_tables import tables_of
 from treegen.compiled.tree_by_request import tree_of
+from treegen.ir.errors import TreeError
+from treegen.ir.live_batch import LiveBatch
+from treegen.ir.positions import windowed_requests
 from treegen.runtime.batch_room import RESERVE, batch_config
 from treegen.schedule.by_request import ItemRoom
 from treegen.schedule.query_runs import lower_requests
@@ -35,7 +38,7 @@ def random_strategy(source: random.Random) -> Strategy:
             query(split),
             cohort(rows, split_shared_rows=shared_rows),
             cohort(rows, split, split_shared_rows=shared_rows),
-            cohort(rows, shares=source.choice([0.5, 1, 3, 8.25, 40, 264]), split_shared_rows=shared_rows),
+            cohort(rows, shares=source.choice([0.5, 1, 3, 5, 8.25, 12, 20, 40, 264]), split_shared_rows=shared_rows),
             cohort(rows, tile=(64, 32)),
         ]
     )
@@ -55,7 +58,10 @@ def test_c_makes_what_numpy_makes(seed: int) -> None:
     for name in ("levels", "unique_tokens", "path_tokens", "private_tokens"):
         assert getattr(tree.topology, name) == getattr(known.topology, name), name
 
-    shape = Shape(*source.choice([(4, 2), (8, 1), (32, 8), (80, 1)]), 64, page_size=batch.page_size)
+    heads, dim = source.choice([(4, 2), (8, 1), (32, 8), (80, 1)]), source.choice([64, 256])
+    shape, config = Shape(*heads, dim, page_size=batch.page_size), batch_config(Shape(*heads, dim), TARGET)
+    if len(batch) and source.random() < 0.3:
+        tree = windowed_requests(tree, source.choice([0, 100, 1000]), max(config.tokens, batch.page_size))
     problem, strategy = Problem(tree, shape, TARGET), random_strategy(source)
     plan = plan_of(strategy, problem)
     check(plan, strategy.plan(problem))
@@ -63,3 +69,26 @@ def test_c_makes_what_numpy_makes(seed: int) -> None:
     room = ItemRoom(batch_config(shape, TARGET), shape.page_size, RESERVE)
     plan = source.choice([plan, cohort(512).plan(problem), deft_node().plan(problem)])
     check(tables_of(plan, problem, room), lower_requests(plan, problem, room))
+
+
+@given(st.integers(0, 2**32))
+@examples(100)
+def test_parts_that_would_end_late(seed: int) -> None:
+    """More parts than thread blocks, some of which are cut further."""
+    if c_library.c_compiler() is None:
+        pytest.skip("there is no C compiler")
+    source = random.Random(seed)
+    batch, count = LiveBatch(max_seats=64), source.randint(2, 60)
+    for _ in range(count):
+        batch.add(source.randint(64, source.choice([200, 700, 3000])))
+    problem = Problem(batch.tree(), Shape(8, 1, 64), TARGET)
+    strategy = cohort(source.choice([8, 16]), shares=max(count * source.uniform(0.2, 1.0), 0.5))
+    check(plan_of(strategy, problem), strategy.plan(problem))
+
+
+def test_too_many_tokens_are_refused() -> None:
+    batch = LiveBatch()
+    for _ in range(3):
+        batch.add(2**30)
+    with pytest.raises(TreeError, match="2\\^31"):
+        tree_of(batch)

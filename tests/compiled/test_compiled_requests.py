@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from support.random_batches import change, random_batch
 from treegen import LiveBatch, Shape
 from treegen.compiled import c_library
 from treegen.cost.token_rates import TokenRates
-from treegen.ir.request_schedule import RequestSchedule
+from treegen.ir.request_schedule import RequestSchedule, SharedChunks
 from treegen.runtime.batch_room import batch_config
 from treegen.runtime.compiled_requests import CompiledRequests
 from treegen.runtime.planned_requests import PlannedRequests
@@ -40,8 +41,11 @@ def test_the_plan_serves_the_same_requests(seed: int) -> None:
     batch = random_batch(source)
     if not len(batch):
         batch.add(100)
-    shape = Shape(8, 1, 64, page_size=batch.page_size)
-    made, tokens = planned(batch, shape, source.choice([64, 4000])), np.zeros(len(batch.row), np.int64)
+    shape = Shape(*source.choice([(8, 1, 64), (32, 8, 128)]), page_size=batch.page_size)
+    made = planned(batch, shape, source.choice([64, 4000]))
+    if source.random() < 0.1:
+        made = replace(made, chunks=SharedChunks(*np.zeros((3, 1), np.int32)))
+    tokens = np.zeros(len(batch.row), np.int64)
     tokens[: len(batch.row)] = batch.tokens
     tokens, then = tokens[: len(made.epoch)].copy(), batch.shared_tokens.copy()
     rates = TokenRates.of(batch_config(shape, TARGET), shape, TARGET, source.choice([-1, -1, 64]))

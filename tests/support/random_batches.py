@@ -12,7 +12,7 @@ def random_batch(source: random.Random, page_size: int | None = None) -> LiveBat
     """Requests that came, ended, moved and grew; some share with others, directly or through others."""
     page_size = page_size or source.choice([1, 16, 128])
     batch, most = LiveBatch(page_size, max_seats=source.choice([1, 8, 64])), source.choice([1, 5, 40, 90])
-    own = source.choice([1, 40, 400, 3000])
+    own = source.choice([1, 40, 400, 3000, 20000])
     for _ in range(2 * most):
         seats = batch.seats.tolist()
         if seats and (len(seats) >= most or source.random() < 0.3):
@@ -31,12 +31,33 @@ def random_batch(source: random.Random, page_size: int | None = None) -> LiveBat
 def change(source: random.Random, batch: LiveBatch) -> None:
     """Does one thing that a server does; sometimes it does many."""
     seats = batch.seats.tolist()
-    event = source.choice(["add", "add", "fork", "finish", "finish", "grow", "move", "reorder", "share", "cut", "many"])
+    event = source.choice(
+        [
+            "add",
+            "add",
+            "replace",
+            "replace",
+            "fork",
+            "finish",
+            "finish",
+            "grow",
+            "move",
+            "reorder",
+            "share",
+            "cut",
+            "many",
+        ]
+    )
     try:
         if event == "add" or not seats:
             above = source.choice(seats) if seats and source.random() < 0.8 else None
             shared = 0 if above is None else source.randint(0, int(batch.tokens[above]))
             batch.add(shared + source.choice([1, 20, 400, 3000]), above, shared)
+        elif event == "replace":  # by one that shares the same
+            seat = source.choice(seats)
+            tokens, owner, shared = (int(line[seat]) for line in (batch.tokens, batch.shared_with, batch.shared_tokens))
+            batch.finish(seat)
+            batch.add(tokens + source.choice([0, 10, 300, 600, 3000]), owner if owner >= 0 else None, shared)
         elif event == "fork":
             batch.fork(source.choice(seats))
         elif event == "finish":
