@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import given
@@ -18,11 +19,15 @@ from treegen.compiled.item_tables import tables_of
 from treegen.compiled.tree_by_request import tree_of
 from treegen.ir.errors import TreeError
 from treegen.ir.live_batch import LiveBatch
+from treegen.ir.plan import Plan
 from treegen.ir.positions import windowed_requests
+from treegen.ir.tree import Tree
 from treegen.runtime.batch_room import RESERVE, batch_config
 from treegen.schedule.by_request import ItemRoom
 from treegen.schedule.query_runs import lower_requests
 from treegen.strategies import Strategy, cohort, deft_node, query
+from treegen.strategies.groupings import by_row, by_row_whole_tree
+from treegen.strategies.strategy import Pipeline
 from treegen.target.problem import Problem
 from treegen.target.targets import target_from
 
@@ -92,3 +97,41 @@ def test_too_many_tokens_are_refused() -> None:
         batch.add(2**30)
     with pytest.raises(TreeError, match="2\\^31"):
         tree_of(batch)
+
+
+@dataclass
+class Unhashable:
+    """A caller's pass."""
+
+    name: str = "unhashable"
+
+    def apply(self, plan: Plan, tree: Tree) -> Plan:
+        return plan
+
+
+@pytest.mark.parametrize("strategy", [
+    cohort(shares=1e10), cohort(shares=1e300), query(1), Pipeline("query", by_row, (Unhashable(),)),
+    Pipeline("mine", by_row_whole_tree), cohort(shares=33.0), cohort(shares=33),
+], ids=str)  # fmt: skip
+def test_what_c_does_not_plan_numpy_does(strategy: Strategy) -> None:
+    """Or C plans it as NumPy does."""
+    batch = LiveBatch(page_size=16)
+    first = batch.add(3000)
+    for _ in range(20):
+        batch.add(2000, first, 1600)
+    shape = Shape(8, 1, 64, page_size=16)
+    problem, room = Problem(batch.tree(), shape, TARGET), ItemRoom(batch_config(shape, TARGET), 16, RESERVE)
+    plan = plan_of(strategy, problem)
+    check(plan, strategy.plan(problem))
+    check(tables_of(plan, problem, room), lower_requests(plan, problem, room))
+
+
+@pytest.mark.parametrize("shares", [1e-18, 1e-310])
+def test_shares_that_are_too_small_are_refused(shares: float) -> None:
+    batch = LiveBatch()
+    batch.add(3000)
+    problem = Problem(batch.tree(), Shape(8, 1, 64), TARGET)
+    with pytest.raises(OverflowError):
+        cohort(shares=shares).plan(problem)
+    with pytest.raises(OverflowError):
+        plan_of(cohort(shares=shares), problem)

@@ -18,6 +18,7 @@ from typing import Annotated, Any
 import typer
 
 import treegen
+import treegen.compiled.c_library as c_library
 from treegen.autotune_cache.entry import differing_versions
 from treegen.autotune_cache.folders import OWN_FOLDER, refusal
 from treegen.autotune_cache.key import target_text
@@ -235,6 +236,8 @@ def _notes(
         yield f"no CUDA device: kernels run on the torch backend, plans are made for {DEFAULT_TARGET}"
     elif c_compiler() is None:
         yield "no C compiler: Triton needs one at the first launch; install gcc or set CC"
+    if c_compiler() is not None and c_library.library() is None:
+        yield "the C compiler fails: NumPy makes plans of running batches, in twice the time"
     for device in devices:
         if float(device["capability"]) < 8:
             yield f"GPU {device['index']} is below compute capability 8.0: the torch backend serves it"

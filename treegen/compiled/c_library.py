@@ -1,4 +1,4 @@
-"""The C code of this folder, compiled at the first use with the machine's C compiler, which Triton needs as well.
+"""The C code of this folder, compiled with the machine's C compiler, which Triton needs as well.
 
     tree_by_request.c   batch ──▶ tree       treegen.ir.tree.requests does the same
     cohort_plan.c       tree ──▶ plan        treegen.strategies.cohort
@@ -16,12 +16,13 @@ import hashlib
 import os
 import platform
 import shutil
+import stat
 import subprocess
-from contextlib import suppress
+import tempfile
 from functools import cache
 from pathlib import Path
 
-from treegen.autotune_cache.folders import cache_folder, make_folder, private_folder
+from treegen.autotune_cache.folders import cache_folder, make_folder, private_folder, refusal
 
 _FOLDER = Path(__file__).parent
 _SOURCES = ("tree_by_request.c", "cohort_plan.c", "item_tables.c", "planned_seats.c")
@@ -53,47 +54,67 @@ def c_compiler() -> str | None:
 
 @cache
 def library() -> ctypes.PyDLL | None:
-    """Returns the compiled functions; None where there is no C compiler, or it fails.
+    """Returns the compiled functions; None where there is no C compiler, or it fails. Calls hold the GIL.
 
-    The file lies in the cache folder, under a name of its sources, options and machine. Calls hold the GIL.
+    The file lies in the cache folder. Its name has a digest of the sources, options and machine, and one of its own
+    content, so that a damaged file is not loaded.
     """
     compiler = c_compiler()
     if compiler is None:
         return None
-    name = f"{_digest(compiler)}.so"
-    folder = cache_folder("compiled")
-    return _loaded(folder / name) or _compiled(compiler, folder, name) or _compiled(compiler, private_folder(), name)
+    digest = _digest(compiler)
+    try:
+        try:
+            folder = _own_folder()
+            return _found(folder, digest) or _compiled(compiler, folder, digest)
+        except OSError:  # of the folder
+            return _compiled(compiler, private_folder(), digest)
+    except (OSError, AttributeError, subprocess.SubprocessError):
+        return None
 
 
 def _digest(compiler: str) -> str:
-    """Returns the name of the compiled file: a digest of all that it depends on."""
+    """Returns a digest of all that the compiled file depends on."""
     parts = [compiler, *_OPTIONS, platform.machine(), platform.system()]
     text = "\0".join(parts + [path.read_text("utf-8") for path in sorted(_FOLDER.glob("*.[ch]"))])
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+    return _sha256(text.encode())
 
 
-def _compiled(compiler: str, folder: Path, name: str) -> ctypes.PyDLL | None:
-    """Compiles the sources into a file of this folder, and loads it; None if either fails."""
-    made = folder / f".{name}.{os.getpid()}"
-    try:
-        make_folder(folder)
+def _own_folder() -> Path:
+    """Returns the folder of compiled files, which is made if it is missing and in which nobody else can put any."""
+    folder = cache_folder("compiled")
+    make_folder(folder)
+    return private_folder() if refusal(folder) else folder
+
+
+def _found(folder: Path, digest: str) -> ctypes.PyDLL | None:
+    """Loads the file that an earlier process compiled; None where there is none, or it is damaged."""
+    for path in folder.glob(f"{digest}.*.so"):
+        if path.name.split(".")[1] == _sha256(path.read_bytes()):
+            return _loaded(path)
+    return None
+
+
+def _compiled(compiler: str, folder: Path, digest: str) -> ctypes.PyDLL:
+    """Compiles the sources into a file of this folder, and loads it. Raises OSError or SubprocessError."""
+    with tempfile.TemporaryDirectory(prefix=".", dir=folder) as place:
+        made = Path(place) / "made.so"
         sources = [str(_FOLDER / source) for source in _SOURCES]
         command = [compiler, *_OPTIONS, "-o", str(made), *sources, "-lm"]
         subprocess.run(command, check=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=_LONGEST_S)
-        made.replace(folder / name)
-    except (OSError, subprocess.SubprocessError):
-        with suppress(OSError):
-            made.unlink()
-        return None
-    return _loaded(folder / name)
+        made.chmod(stat.S_IRWXU)
+        path = folder / f"{digest}.{_sha256(made.read_bytes())}.so"
+        made.replace(path)
+    return _loaded(path)
 
 
-def _loaded(path: Path) -> ctypes.PyDLL | None:
-    """Loads a compiled file; None where there is none, or it does not fit this machine."""
-    try:
-        made = ctypes.PyDLL(str(path.absolute())) if path.exists() else None
-        for function, arguments in _ARGUMENTS.items() if made is not None else ():
-            getattr(made, function).argtypes, getattr(made, function).restype = arguments, _INT
-    except (OSError, AttributeError):
-        return None
+def _loaded(path: Path) -> ctypes.PyDLL:
+    """Loads a compiled file. Raises OSError or AttributeError where it does not fit this machine."""
+    made = ctypes.PyDLL(str(path.absolute()))
+    for function, arguments in _ARGUMENTS.items():
+        getattr(made, function).argtypes, getattr(made, function).restype = arguments, _INT
     return made
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:32]

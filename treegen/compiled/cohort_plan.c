@@ -23,6 +23,8 @@ typedef struct {
     int64_t *group, *begin, *end;
 } Parts;
 
+#define MOST_SHARES 4e18 /* that an int64_t holds */
+
 /* a // b of Python's floats, b above 0 */
 static double floored(double a, double b) {
     double rest = fmod(a, b), whole = (a - rest) / b;
@@ -51,12 +53,18 @@ static int64_t cut_paths(const int32_t *spans, const int32_t *parent, int64_t no
     return cuts;
 }
 
-/* Lists the parts of at most `length` tokens. Returns their number; with no arrays in `made`, only that. */
+/* Counts the parts of at most `length` tokens. */
+static int64_t count_parts(const int64_t *of_groups, int64_t groups, int64_t length) {
+    int64_t count = 0;
+    for (int64_t g = 0; g < groups; g++) count += divided_up(of_groups[g + 1] - of_groups[g], length);
+    return count;
+}
+
+/* Lists the parts of at most `length` tokens. Returns their number. */
 static int64_t cut_every(const int64_t *of_groups, int64_t groups, int64_t length, Parts *made) {
     int64_t count = 0;
     for (int64_t g = 0; g < groups; g++)
         for (int64_t begin = of_groups[g]; begin < of_groups[g + 1]; begin += length, count++) {
-            if (!made->group) continue;
             made->group[count] = g;
             made->begin[count] = begin;
             made->end[count] = at_most(begin + length, of_groups[g + 1]);
@@ -116,10 +124,10 @@ static int64_t late_cuts(const Parts *parts, int64_t share, int64_t blocks, cons
     return kept;
 }
 
-/* The tokens of a share, as context_cuts.even_share. */
+/* The tokens of a share, as context_cuts.even_share; 0 for those that are out of range. */
 static int64_t share_of(int64_t tokens, double shares, const Sharing *sharing) {
-    double step = (double)sharing->step;
-    return at_least((int64_t)(-floored(-(double)tokens * sharing->room, shares * step) * step), 1);
+    double step = (double)sharing->step, share = -floored(-(double)tokens * sharing->room, shares * step) * step;
+    return share < MOST_SHARES && shares < MOST_SHARES ? at_least((int64_t)share, 1) : 0;
 }
 
 /* Cuts groups as context_cuts.cut_evenly; `made` has room for twice the parts of a share. Returns their number. */
@@ -213,7 +221,8 @@ static int64_t part_segments(const Groups *groups, const int32_t *spans, int64_t
  * most_parts: the most parts that groups may be cut into.
  * made: room for `room` words; it gets the columns row_lo, row_hi and group_rows of all groups, segment_indptr, and the
  * five columns of segments. facts: the numbers of groups and segments.
- * Returns the words that the plan needs, also if there is no room for them; NO_MEMORY; or 0 for too many parts.
+ * Returns the words that the plan needs, also if there is no room for them; NO_MEMORY; or 0 for what it does not plan:
+ * too many parts, and shares out of range.
  */
 int64_t cohort_plan(const int32_t *spans, const int32_t *parent, int64_t nodes, int64_t num_rows, int64_t rows,
                     int64_t split_shared_rows, int64_t split, double shares, const Sharing *sharing,
@@ -249,7 +258,8 @@ int64_t cohort_plan(const int32_t *spans, const int32_t *parent, int64_t nodes, 
     Parts parts = {0, NULL, NULL, NULL};
     int64_t total = of_groups[groups.groups], length = split ? split : total + 1;
     if (shares > 0) length = share_of(total, shares, sharing);
-    int64_t count = cut_every(of_groups, groups.groups, length, &parts), parts_room = 2 * count + 2;
+    int64_t count = length > 0 ? count_parts(of_groups, groups.groups, length) : most_parts + 1;
+    int64_t parts_room = 2 * count + 2;
     if (count <= most_parts) of_parts.block = malloc(3 * parts_room * sizeof(int64_t));
     int64_t words = count <= most_parts ? NO_MEMORY : 0, segments = 0;
     if (of_parts.block) {

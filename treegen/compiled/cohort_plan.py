@@ -15,11 +15,14 @@ from treegen.ir.tree import Tree
 from treegen.strategies.baselines import query
 from treegen.strategies.cohort import Cohort
 from treegen.strategies.context_cuts import LATE, LATE_TOKENS, MOST_PARTS, SHARE_ROOM, SPLIT_STEP
+from treegen.strategies.groupings import by_row
 from treegen.strategies.strategy import Pipeline, Strategy
 from treegen.target.problem import Problem
 from treegen.target.tile_config import rows_per_tile
 
-_PER_NODE, _PER_PART = 12, 10  # words of a plan, roughly: where they are too few, C tells how many it needs
+_PER_NODE, _PER_PART, _MOST_EXPECTED = 12, 10, 1 << 14
+"""Words of a plan for each node and each part, and parts, roughly. Where they are too few, C tells how many it needs.
+"""
 _PlanFacts = ctypes.c_int64 * 2
 
 
@@ -39,7 +42,6 @@ _SHARING = _EvenShares(SHARE_ROOM, SPLIT_STEP, MOST_PARTS, LATE_TOKENS, LATE)
 class _PlannedPolicy(NamedTuple):
     """What C has to know of a strategy; 0 for options that are left out."""
 
-    text: str
     tiles: tuple[tuple[int, int], ...]
     rows: int
     split_shared_rows: int
@@ -54,7 +56,7 @@ def plan_of(strategy: Strategy, problem: Problem) -> Plan:
         return strategy.plan(problem)
     spans, nodes, facts = tree.topology.spans.table, len(tree.parent), _PlanFacts()
     parts = policy.shares or (tree.topology.unique_tokens // policy.split if policy.split else 0)
-    words = _PER_NODE * nodes + _PER_PART * int(parts) + 1
+    words = _PER_NODE * nodes + _PER_PART * int(min(parts, _MOST_EXPECTED)) + 1
     while True:
         made = np.empty(words, np.int32)
         needed = library.cohort_plan(
@@ -71,7 +73,7 @@ def plan_of(strategy: Strategy, problem: Problem) -> Plan:
     made, row_hi, rows, indptr = frozen(made[:needed]), groups, 2 * groups, 3 * groups
     table = indptr + groups + 1
     return Plan.trusted(
-        policy.text,
+        strategy.text if isinstance(strategy, Cohort) else str(strategy),
         int32_ramp(groups + 1),
         made[:row_hi],
         made[row_hi:rows],
@@ -89,18 +91,24 @@ def _is_known(tree: Tree) -> bool:
 
 
 def _policy_of(strategy: Strategy, group: int) -> _PlannedPolicy | None:
-    return _known_policy(strategy, group) if type(strategy) in (Cohort, Pipeline) else None
+    is_pipeline = isinstance(strategy, Pipeline) and strategy.grouping is by_row and strategy.name == "query"
+    if not (is_pipeline or type(strategy) is Cohort):
+        return None
+    try:
+        return _known_policy(strategy, group)
+    except TypeError:  # a caller's own pipeline, with passes that cannot be hashed
+        return None
 
 
 @lru_cache(256)
-def _known_policy(strategy: Cohort | Pipeline, group: int) -> _PlannedPolicy | None:
+def _known_policy(strategy: Strategy, group: int) -> _PlannedPolicy | None:
     """Returns what C has to know of a strategy; None if it does not know such strategies. group: rows of a KV head."""
     split = strategy.options.get("split", 0)
     if isinstance(strategy, Pipeline):
         is_query = isinstance(split, int) and strategy == query(split or None)
-        return _PlannedPolicy(str(strategy), (), 1, 0, split, 0.0) if is_query else None
-    if strategy.cut_nodes or strategy.merges_last:
+        return _PlannedPolicy((), 1, 0, split, 0.0) if is_query else None
+    if not isinstance(strategy, Cohort) or strategy.cut_nodes or strategy.merges_last:
         return None
     tiles, rows = () if strategy.tile is None else (strategy.tile,), rows_per_tile(strategy.head_rows, group)
     shared_rows, shares = strategy.split_shared_rows or 0, float(strategy.shares or 0)
-    return _PlannedPolicy(str(strategy), tiles, rows, shared_rows, strategy.split or 0, shares)
+    return _PlannedPolicy(tiles, rows, shared_rows, strategy.split or 0, shares)

@@ -215,11 +215,14 @@ static void write_seats(const Planned *plan, const Room *room, const int32_t *un
  * unknown: the fields of a seat that the plan does not know. width: the seats that are described.
  * made: room for `words` words; it gets the tables of `Tables`, one after another.
  * facts: the room for tiles and packed runs, and the numbers of items, entries, merged rows, partials and claims.
- * Returns the words that the tables need, also if there is no room for them; or NO_MEMORY.
+ * Returns the words that the tables need, also if there is no room for them; NO_MEMORY; or 0 for plans that read tokens
+ * which no row sees.
  */
 int64_t item_tables(const Planned *plan, const Room *room, const int32_t *unknown, int64_t width, int32_t *made,
                     int64_t words, int64_t *facts) {
     int64_t most = 0, n = plan->requests;
+    for (int64_t s = 0; s < plan->segments; s++)
+        if (plan->segment[LO * plan->segments + s] >= plan->segment[HI * plan->segments + s]) return 0;
     for (int64_t g = 0; g < plan->groups; g++) most += divided_up(plan->group_rows[g], room->height);
     Memory memory = {malloc((10 * most + n + 5 * (width + PADDING) + 32) * sizeof(int64_t)), 0};
     if (!memory.block) return NO_MEMORY;

@@ -62,7 +62,7 @@ def tables_of(plan: Plan, problem: Problem, room: ItemRoom) -> RequestSchedule:
         needed = library.item_tables(
             ctypes.byref(planned), ctypes.byref(of_items), UNKNOWN.ctypes.data, width, made.ctypes.data, words, facts
         )
-        if needed < 0:
+        if needed <= 0:
             return lower_requests(plan, problem, room)
         if needed <= words:
             break

@@ -18,7 +18,7 @@ typedef struct {
     int64_t seats, is_seen;
     int32_t *state;
     int64_t page_size, most_looked_at, window_left; /* window_left: -1 for all tokens */
-    double token_us, lone_token_us, alone_us;       /* lone_token_us: below 0 where only room counts */
+    double token_us, lone_token_us, alone_us;
 } Planned;
 
 typedef struct {
@@ -57,12 +57,16 @@ int64_t begin_requests(Planned *plan, const int32_t *claims) {
     return 0;
 }
 
-/* Takes over a state of fewer seats. */
-int64_t widen_state(Planned *plan, const int32_t *state, int64_t seats) {
-    clear_state(plan, seats);
+/* Goes on with a state of more seats. */
+int64_t widen_state(Planned *plan, int32_t *state, int64_t seats) {
+    Planned wider = *plan;
+    wider.state = state;
+    wider.seats = seats;
+    wider.is_seen = 0;
+    clear_state(&wider, plan->seats);
     for (int64_t number = 0; number < LINES; number++)
-        memcpy(line(plan, number), state + number * seats, seats * sizeof *state);
-    plan->is_seen = 0;
+        memcpy(line(&wider, number), line(plan, number), plan->seats * sizeof *state);
+    *plan = wider;
     return 0;
 }
 
@@ -110,7 +114,6 @@ static int64_t read_of(const Planned *plan, int64_t tokens) {
 }
 
 static int is_faster_alone(const Planned *plan, int64_t seat, int64_t tokens, int64_t shared) {
-    if (plan->lone_token_us < 0) return 0;
     int64_t longer = read_of(plan, tokens) - read_of(plan, plan->planned_tokens[seat]);
     int64_t again = at_least(shared - tokens + read_of(plan, tokens), 0);
     return (double)longer * plan->lone_token_us > plan->alone_us + (double)again * plan->token_us;

@@ -8,8 +8,8 @@ enum { ROW_NODE, SEES, ROW_OF_RANK, SEAT, EPOCH_OF, ABOVE, SHARED, LENGTH, OF_RO
 #define TOO_LONG (-2)
 
 /*
- * Requests in depth-first order: each one before its sharers, and of these the one that shares most first. Fills the
- * lines SEAT to LENGTH, and `order`, `place`, and for each request the end of the places of those below it.
+ * Requests in depth-first order: each one before its sharers, and of these the one that shares most first. place: of
+ * each request in that order. end: of each request, the end of the places of those below it.
  */
 typedef struct {
     int64_t requests;

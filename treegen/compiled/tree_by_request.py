@@ -16,6 +16,11 @@ _FACTS = ("unique_tokens", "levels", "path_tokens", "private_tokens")
 _TreeFacts = ctypes.c_int64 * len(_FACTS)
 
 
+def plans_are_compiled(tree: Tree) -> bool:
+    """Says whether C makes plans of such trees: by request, with one query row for each."""
+    return c_library.library() is not None and tree.requests is not None and tree.requests.queries is None
+
+
 def tree_of(batch: LiveBatch, *, shared: bool = True) -> Tree:
     """Makes `batch.tree(shared=shared)`, in C where that is possible."""
     library, requests = c_library.library(), len(batch)

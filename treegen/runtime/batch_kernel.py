@@ -124,7 +124,7 @@ class BatchKernel(ExplainedKernel):
             return False
         if self._steps is None:
             self._steps = self.program.counters[:1]
-        self._begun = self._steps.clone() if self._begun is None else self._begun.copy_(self._steps)
+        self._begun = self._steps.clone()
         try:
             self.replanning.note_plan(begun.batch, begun.then, planned)
             self.program.load(planned.schedule, self.replanning.running(begun.batch))

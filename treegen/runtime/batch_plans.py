@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
-
 from treegen.backends.batch_form import BatchForm
 from treegen.compiled.cohort_plan import plan_of
 from treegen.compiled.item_tables import tables_of
+from treegen.compiled.tree_by_request import plans_are_compiled
 from treegen.ir.arrays import largest
 from treegen.ir.errors import PlanError, StrategyError
 from treegen.ir.live_batch import LiveBatch
@@ -47,8 +46,7 @@ class BatchPlan(NamedTuple):
     @property
     def saved_bytes(self) -> int:
         """Bytes of K and V of one layer that the plan saves, compared with each request reading its own."""
-        spans = self.problem.tree.topology.spans
-        alone = int(np.dot(spans.lengths, (spans.hi - spans.lo).astype(np.int64)))
+        alone = self.problem.tree.topology.path_tokens
         return (alone - int(self.plan.group_tokens.sum())) * self.problem.shape.kv_token_bytes
 
 
@@ -78,7 +76,7 @@ def planning(
 ) -> InParts[BatchPlan]:
     """Plans for a running batch, in fewer parts and with less sharing where tables have no room.
 
-    It is made in parts if `auto` chooses for a new bucket.
+    Each part takes some tenths of a millisecond; see NextPlan.
 
     Args:
         problem: The batch's tree by request, the attention shape and the target.
@@ -105,6 +103,8 @@ def planning(
         if not strategy.proven:
             verify(plan, problem.tree)
         _check_served(strategy, plan)
+        if form.room.chunk or not plans_are_compiled(problem.tree):
+            yield
         chunked = form.room.chunk > 0
         made = lower_chunks(plan, problem, form.config, form.room) if chunked else tables_of(plan, problem, room)
         if form.room.holds(made):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from copy import copy
 
 from treegen.backends.batch_form import BatchForm
-from treegen.compiled.tree_by_request import tree_of
+from treegen.compiled.tree_by_request import plans_are_compiled, tree_of
 from treegen.environment import shares
 from treegen.ir.live_batch import LiveBatch
 from treegen.ir.parts import InParts, go_on
@@ -25,7 +25,8 @@ class NextPlan:
         makes    tree, and in a new bucket walks    estimates   choice   plan, schedule
 
     Parts take some tenths of a millisecond. There is only one, which makes a tree, plan and schedule, unless `auto` has
-    to choose for a new bucket.
+    to choose for a new bucket. Where NumPy plans, because requests have several query rows or there is no C compiler,
+    each of these three is a part.
     The plan does not know requests that come after it was begun; they are served alone, as after any plan.
 
     batch: the batch, which goes on. then: a copy of it, as it was.
@@ -63,6 +64,8 @@ class NextPlan:
 
     def _made(self) -> InParts[BatchPlan]:
         tree = self._replanning.steady(self.batch, tree_of(self.then, shared=shares()))
+        if not plans_are_compiled(tree):
+            yield
         problem = Problem(tree, self._form.shape, self._target)
         free_share = self._replanning.free_share(self.batch)
         return (yield from planning(problem, self._wanted, self._choices, self._form, free_share))

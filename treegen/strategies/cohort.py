@@ -95,7 +95,8 @@ class Cohort(Strategy):
         return {"head_rows": self.head_rows, **{name: value for name, value in chosen.items() if value}, **merge}
 
     @cached_property
-    def _text(self) -> str:
+    def text(self) -> str:
+        """The strategy as text, which plans are named by."""
         return str(self)
 
     @property
@@ -155,7 +156,7 @@ class Cohort(Strategy):
         plan = by_cohort(trees, rows, cut, borders)
         round = _is_lowest(plan, trees, cut) if self.merge == "final" else plan.round
         tiles = () if self.tile is None else (self.tile,)
-        plan = plan.changed(strategy=self._text, tiles=tiles, round=round, merge=self.merge)
+        plan = plan.changed(strategy=self.text, tiles=tiles, round=round, merge=self.merge)
         if on_pass:
             on_pass("by_cohort", plan)
         if self.split is not None and self.merge == "final" and self.split_shared_rows is None and not self.cut_nodes:
