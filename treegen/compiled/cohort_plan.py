@@ -103,10 +103,11 @@ def _policy_of(strategy: Strategy, group: int) -> _PlannedPolicy | None:
 @lru_cache(256)
 def _known_policy(strategy: Strategy, group: int) -> _PlannedPolicy | None:
     """Returns what C has to know of a strategy; None if it does not know such strategies. group: rows of a KV head."""
-    split = strategy.options.get("split", 0)
     if isinstance(strategy, Pipeline):
-        is_query = isinstance(split, int) and strategy == query(split or None)
-        return _PlannedPolicy((), 1, 0, split, 0.0) if is_query else None
+        split = strategy.options.get("split", 0)
+        if isinstance(split, int) and split >= 0 and strategy == query(split or None):
+            return _PlannedPolicy((), 1, 0, split, 0.0)
+        return None
     if not isinstance(strategy, Cohort) or strategy.cut_nodes or strategy.merges_last:
         return None
     tiles, rows = () if strategy.tile is None else (strategy.tile,), rows_per_tile(strategy.head_rows, group)
