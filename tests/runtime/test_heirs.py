@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from support import planned_batches
 from treegen import LiveBatch
-from treegen.compiled import c_library
 from treegen.ir.arrays import INT32_MAX
 from treegen.ir.request_schedule import NO_EPOCH, RequestSchedule
 from treegen.ir.seat_sharing import begin_alike
@@ -23,15 +22,7 @@ from treegen.strategies import cohort
 PAGE, SEATS = 16, 12
 
 
-@pytest.fixture(autouse=True, scope="module", params=["C", "NumPy"])
-def _way(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Plans, and whom they serve, with the C code and without it."""
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param == "NumPy":
-            patch.setattr(c_library, "library", lambda: None)
-        elif c_library.library() is None:
-            pytest.skip("there is no C compiler")
-        yield
+pytestmark = pytest.mark.usefixtures("both_ways")
 
 
 def kernel_for(tokens: int = 16384) -> BatchKernel:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
@@ -12,23 +11,13 @@ from hypothesis import strategies as st
 
 from support.planned_batches import SHAPE, TARGET, alone, alone_by, kernel_for, late, late_plan
 from treegen import LiveBatch
-from treegen.compiled import c_library
 from treegen.cost.token_rates import TokenRates
 from treegen.ir.request_schedule import NO_EPOCH
 from treegen.runtime.batch_kernel import BatchKernel
 from treegen.runtime.planned_requests import PlannedRequests
 from treegen.strategies import Strategy, cohort, query
 
-
-@pytest.fixture(autouse=True, scope="module", params=["C", "NumPy"])
-def _way(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Plans, and whom they serve, with the C code and without it."""
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param == "NumPy":
-            patch.setattr(c_library, "library", lambda: None)
-        elif c_library.library() is None:
-            pytest.skip("there is no C compiler")
-        yield
+pytestmark = pytest.mark.usefixtures("both_ways")
 
 
 def test_requests_of_other_query_rows_are_served_alone() -> None:
