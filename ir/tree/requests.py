@@ -39,7 +39,7 @@ from treegen.ir.tree.request_kv import RequestKV
 from treegen.ir.tree.topology import Ranks, Topology, derive_ranked, ranks_of, topology_of_nodes
 
 OF_NODES, OF_ROWS = 11, 8
-"""Columns by node and by row, of which `of_columns` makes a tree."""
+"""How many columns `of_columns` takes: of nodes, and of rows."""
 _HALF = 32  # bits of a key's lower half, which holds tokens
 
 

@@ -79,7 +79,7 @@ def test_c_makes_what_numpy_makes(seed: int) -> None:
 @given(st.integers(0, 2**32))
 @examples(100)
 def test_parts_that_would_end_late(seed: int) -> None:
-    """More parts than thread blocks, some of which are cut further."""
+    """There are more parts than thread blocks, and the last ones are cut further."""
     if c_library.c_compiler() is None:
         pytest.skip("there is no C compiler")
     source = random.Random(seed)

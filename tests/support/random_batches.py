@@ -31,23 +31,8 @@ def random_batch(source: random.Random, page_size: int | None = None) -> LiveBat
 def change(source: random.Random, batch: LiveBatch) -> None:
     """Does one thing that a server does; sometimes it does many."""
     seats = batch.seats.tolist()
-    event = source.choice(
-        [
-            "add",
-            "add",
-            "replace",
-            "replace",
-            "fork",
-            "finish",
-            "finish",
-            "grow",
-            "move",
-            "reorder",
-            "share",
-            "cut",
-            "many",
-        ]
-    )
+    often, seldom = ["add", "replace", "finish"], ["fork", "grow", "move", "reorder", "share", "cut", "many"]
+    event = source.choice([*often, *often, *seldom])
     try:
         if event == "add" or not seats:
             above = source.choice(seats) if seats and source.random() < 0.8 else None

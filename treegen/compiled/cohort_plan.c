@@ -77,7 +77,7 @@ static int rises(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* Adds loads[0:n], which rise, to `behind`, which falls, and sorts them anew. */
+/* Adds behind[0:n], the longest first, to the loads, the shortest first, and sorts the loads anew. */
 static void put_behind(int64_t *loads, int64_t blocks, const int64_t *behind, int64_t n) {
     for (int64_t i = 0; i < n; i++) loads[i] += behind[i];
     qsort(loads, blocks, sizeof *loads, rises);
@@ -149,7 +149,8 @@ static int64_t cut_evenly(const int64_t *of_groups, int64_t groups, double share
 }
 
 /*
- * Finds for each node the first and the last of the cohorts of `rows` ranks that read it, from first[fragment] on.
+ * Finds which cohorts of `rows` ranks read each node: those from `from` up to `behind`. first: the first cohort of each
+ * fragment.
  * Returns the number of pairs of a node and a cohort.
  */
 static int64_t cohorts_of(const int32_t *spans, int64_t nodes, int64_t rows, const int64_t *fragment,

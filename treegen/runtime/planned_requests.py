@@ -192,7 +192,7 @@ class PlannedRequests:
         return len(kept) - int(np.count_nonzero(kept))
 
     def late_tokens(self, batch: LiveBatch, served: Served, shared: Ints) -> tuple[int, int, int, int]:
-        """Counts tokens of which a late plan costs at most the time, in a fraction of the time of counting the cost.
+        """Counts the tokens that a late plan may add to a step: a quick bound on its cost.
 
         Requests that have got too long or too short for another one's seat since they came are left out.
 
