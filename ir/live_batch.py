@@ -60,7 +60,8 @@ class LiveBatch:
 
     def __copy__(self) -> LiveBatch:
         made = object.__new__(type(self))
-        made.__setstate__((*self.__getstate__()[:-1], self._seats.copy()))
+        made.page_size, made._active, made.changes, made.moves = self.__getstate__()[:-1]
+        made._take_seats(self._seats.copy())
         return made
 
     def __getstate__(self) -> tuple[int, int, int, int, Ints]:

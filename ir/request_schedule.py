@@ -76,6 +76,20 @@ class SharedChunks(NamedTuple):
     slots: Ints
 
 
+class ScheduleSizes(NamedTuple):
+    """The entries of a schedule by request that kernels need room for, as in RequestRoom."""
+
+    seats: int
+    items: int
+    rows: int
+    entries: int
+    claims: int
+    slots: int
+    merge_partials: int
+    tiles: int
+    packed_runs: int
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class RequestSchedule:
     """Work items over requests, whatever their lengths are.
@@ -104,6 +118,15 @@ class RequestSchedule:
     claims: Ints
     queries: Queries | None = None
     chunks: SharedChunks | None = None
+
+    @property
+    def sizes(self) -> ScheduleSizes:
+        """The entries that kernels need room for."""
+        made = self.schedule
+        return ScheduleSizes(
+            *(self.seats.shape[1], len(made.items), len(made.rows), len(self.entries), len(self.claims)),
+            *(made.num_partials, len(made.merge_partials), self.tile_room, self.run_room),
+        )
 
     def row_number(self, entry: int) -> int:
         """Returns which of its request's rows an entry of the row table is."""

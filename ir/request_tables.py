@@ -16,6 +16,7 @@ from treegen.ir.request_schedule import (
     SEAT_FIELDS,
     UNKNOWN,
     RequestSchedule,
+    ScheduleSizes,
     SharedChunks,
 )
 from treegen.ir.work_items import ITEM_FIELDS
@@ -111,19 +112,22 @@ class RequestRoom:
 
     def holds(self, made: RequestSchedule) -> bool:
         """Tells whether there is room for a schedule."""
-        schedule = made.schedule
+        of_queries = self.queries or made.queries is None
+        return of_queries and (self.chunk > 0) == (made.chunks is not None) and self.has_room(made.sizes)
+
+    def has_room(self, sizes: ScheduleSizes) -> bool:
+        """Tells whether there is room for a schedule of these sizes."""
+        seats, items, rows, entries, claims, slots, merge_partials, tiles, packed_runs = sizes
         return (
-            made.seats.shape[1] <= self.seats
-            and (self.queries or made.queries is None)
-            and (self.chunk > 0) == (made.chunks is not None)
-            and len(schedule.items) <= self.items
-            and len(schedule.rows) <= self.rows
-            and len(made.entries) <= self.entries
-            and len(made.claims) <= self.claims
-            and schedule.num_partials <= self.slots
-            and len(schedule.merge_partials) <= self.merge_partials
-            and made.tile_room <= self.tiles
-            and made.run_room <= self.packed_runs
+            seats <= self.seats
+            and items <= self.items
+            and rows <= self.rows
+            and entries <= self.entries
+            and claims <= self.claims
+            and slots <= self.slots
+            and merge_partials <= self.merge_partials
+            and tiles <= self.tiles
+            and packed_runs <= self.packed_runs
         )
 
 

@@ -139,7 +139,7 @@ def test_a_batch_that_outgrows_its_seats_may_be_stopped_at_any_line() -> None:
         kernel.prepare(batch)
         assert kernel.planned is not None
         known = PlannedRequests(kernel.planned.schedule)
-        running = known.running(batch, known.inherit(batch).others)
+        running = known.running(batch, known.inherit(batch))
         assert kernel.program.seats[:, :8].tolist() == running.tolist()
     assert lines > 10
 

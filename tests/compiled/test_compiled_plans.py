@@ -14,9 +14,8 @@ from support.forests import examples
 from support.random_batches import random_batch
 from treegen import Shape
 from treegen.compiled import c_library
-from treegen.compiled.cohort_plan import plan_of
-from treegen.compiled.item_tables import tables_of
-from treegen.compiled.tree_by_request import tree_of
+from treegen.compiled.batch_tables import CompiledTables, tables_of
+from treegen.compiled.batch_tree import BatchTree
 from treegen.ir.errors import TreeError
 from treegen.ir.live_batch import LiveBatch
 from treegen.ir.plan import Plan
@@ -49,6 +48,20 @@ def random_strategy(source: random.Random) -> Strategy:
     )
 
 
+def check_tables(strategy: Strategy, tree: BatchTree, shape: Shape, *, in_c: bool = True) -> None:
+    """Plan and schedule are those that NumPy makes."""
+    problem, room = Problem(tree.tree, shape, TARGET), ItemRoom(batch_config(shape, TARGET), shape.page_size, RESERVE)
+    made, plan = tables_of(strategy, tree, shape, TARGET, room), strategy.plan(problem)
+    known = lower_requests(plan, problem, room)
+    check(made.plan, plan)
+    check(made.schedule, known)
+    check((made.seats, made.claims), (known.seats, known.claims))
+    assert made.widest == max(plan.group_rows, default=0)
+    assert isinstance(made, CompiledTables) == in_c
+    if isinstance(made, CompiledTables):
+        assert made.sizes == known.sizes
+
+
 @given(st.integers(0, 2**32))
 @examples(300)
 def test_c_makes_what_numpy_makes(seed: int) -> None:
@@ -58,22 +71,26 @@ def test_c_makes_what_numpy_makes(seed: int) -> None:
     source = random.Random(seed)
     batch = random_batch(source)
     shared = source.random() < 0.9
-    tree, known = tree_of(batch, shared=shared), batch.tree(shared=shared)
-    check(tree, known)
-    for name in ("levels", "unique_tokens", "path_tokens", "private_tokens"):
-        assert getattr(tree.topology, name) == getattr(known.topology, name), name
+    tree, known = BatchTree.of_batch(batch, shared=shared), batch.tree(shared=shared)
+    check(tree.tree, known)
+    topology = known.topology
+    numbers = topology.unique_tokens, topology.levels, topology.path_tokens, topology.private_tokens
+    assert tree.counts == (known.num_rows, *numbers)
+    alone = batch.tree(shared=False)
+    for each in (tree, BatchTree.of_tree(known)):
+        assert each.counts == tree.counts
+        without = each.alone()
+        assert (without is None) == (not known.requests.shared_tokens.any())  # type: ignore[union-attr]
+        if without is not None:
+            check(without.tree, alone)
 
     heads, dim = source.choice([(4, 2), (8, 1), (32, 8), (80, 1)]), source.choice([64, 256])
     shape, config = Shape(*heads, dim, page_size=batch.page_size), batch_config(Shape(*heads, dim), TARGET)
+    tree = source.choice([tree, BatchTree.of_tree(known)])
     if len(batch) and source.random() < 0.3:
-        tree = windowed_requests(tree, source.choice([0, 100, 1000]), max(config.tokens, batch.page_size))
-    problem, strategy = Problem(tree, shape, TARGET), random_strategy(source)
-    plan = plan_of(strategy, problem)
-    check(plan, strategy.plan(problem))
-
-    room = ItemRoom(batch_config(shape, TARGET), shape.page_size, RESERVE)
-    plan = source.choice([plan, cohort(512).plan(problem), deft_node().plan(problem)])
-    check(tables_of(plan, problem, room), lower_requests(plan, problem, room))
+        unit = max(config.tokens, batch.page_size)
+        tree = BatchTree.of_tree(windowed_requests(known, source.choice([0, 100, 1000]), unit))
+    check_tables(random_strategy(source), tree, shape, in_c=len(batch) > 0)
 
 
 @given(st.integers(0, 2**32))
@@ -86,9 +103,8 @@ def test_parts_that_would_end_late(seed: int) -> None:
     batch, count = LiveBatch(max_seats=64), source.randint(2, 60)
     for _ in range(count):
         batch.add(source.randint(64, source.choice([200, 700, 3000])))
-    problem = Problem(batch.tree(), Shape(8, 1, 64), TARGET)
     strategy = cohort(source.choice([8, 16]), shares=max(count * source.uniform(0.2, 1.0), 0.5))
-    check(plan_of(strategy, problem), strategy.plan(problem))
+    check_tables(strategy, BatchTree.of_batch(batch), Shape(8, 1, 64))
 
 
 def test_too_many_tokens_are_refused() -> None:
@@ -96,7 +112,7 @@ def test_too_many_tokens_are_refused() -> None:
     for _ in range(3):
         batch.add(2**30)
     with pytest.raises(TreeError, match="2\\^31"):
-        tree_of(batch)
+        BatchTree.of_batch(batch)
 
 
 @dataclass
@@ -109,29 +125,27 @@ class Unhashable:
         return plan
 
 
-@pytest.mark.parametrize("strategy", [
-    cohort(shares=1e10), cohort(shares=1e300), query(1), Pipeline("query", by_row, (Unhashable(),)),
-    Pipeline("mine", by_row_whole_tree), cohort(shares=33.0), cohort(shares=33),
+@pytest.mark.parametrize(("strategy", "in_c"), [
+    (cohort(shares=1e10), True), (cohort(shares=1e300), False), (query(1), True),
+    (Pipeline("query", by_row, (Unhashable(),)), False), (Pipeline("mine", by_row_whole_tree), False),
+    (deft_node(), False), (cohort(shares=33.0), True), (cohort(shares=33), True),
 ], ids=str)  # fmt: skip
-def test_what_c_does_not_plan_numpy_does(strategy: Strategy) -> None:
-    """Or C plans it as NumPy does."""
+def test_what_c_does_not_plan_numpy_does(strategy: Strategy, in_c: bool) -> None:
+    if c_library.c_compiler() is None:
+        pytest.skip("there is no C compiler")
     batch = LiveBatch(page_size=16)
     first = batch.add(3000)
     for _ in range(20):
         batch.add(2000, first, 1600)
-    shape = Shape(8, 1, 64, page_size=16)
-    problem, room = Problem(batch.tree(), shape, TARGET), ItemRoom(batch_config(shape, TARGET), 16, RESERVE)
-    plan = plan_of(strategy, problem)
-    check(plan, strategy.plan(problem))
-    check(tables_of(plan, problem, room), lower_requests(plan, problem, room))
+    check_tables(strategy, BatchTree.of_batch(batch), Shape(8, 1, 64, page_size=16), in_c=in_c)
 
 
 @pytest.mark.parametrize("shares", [1e-18, 1e-310])
 def test_shares_that_are_too_small_are_refused(shares: float) -> None:
-    batch = LiveBatch()
+    batch, shape = LiveBatch(), Shape(8, 1, 64)
     batch.add(3000)
-    problem = Problem(batch.tree(), Shape(8, 1, 64), TARGET)
+    room = ItemRoom(batch_config(shape, TARGET), 1, RESERVE)
     with pytest.raises(OverflowError):
-        cohort(shares=shares).plan(problem)
+        cohort(shares=shares).plan(Problem(batch.tree(), shape, TARGET))
     with pytest.raises(OverflowError):
-        plan_of(cohort(shares=shares), problem)
+        tables_of(cohort(shares=shares), BatchTree.of_batch(batch), shape, TARGET, room)

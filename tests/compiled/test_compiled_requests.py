@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from copy import copy
 from dataclasses import replace
 
 import numpy as np
@@ -18,7 +19,7 @@ from treegen.cost.token_rates import TokenRates
 from treegen.ir.request_schedule import RequestSchedule, SharedChunks
 from treegen.runtime.batch_room import batch_config
 from treegen.runtime.compiled_requests import CompiledRequests
-from treegen.runtime.planned_requests import PlannedRequests
+from treegen.runtime.lateness import LateRequests
 from treegen.schedule.by_request import ItemRoom, lower_by_request
 from treegen.strategies import query
 from treegen.target.problem import Problem
@@ -45,11 +46,9 @@ def test_the_plan_serves_the_same_requests(seed: int) -> None:
     made = planned(batch, shape, source.choice([64, 4000]))
     if source.random() < 0.1:
         made = replace(made, chunks=SharedChunks(*np.zeros((3, 1), np.int32)))
-    tokens = np.zeros(len(batch.row), np.int64)
-    tokens[: len(batch.row)] = batch.tokens
-    tokens, then = tokens[: len(made.epoch)].copy(), batch.shared_tokens.copy()
+    then = copy(batch)
     rates = TokenRates.of(batch_config(shape, TARGET), shape, TARGET, source.choice([-1, -1, 64]))
-    ours, theirs = CompiledRequests(made, tokens, rates), PlannedRequests(made, tokens, rates)
+    ours, theirs = CompiledRequests(made, then, rates), LateRequests(made, then, rates)
     for _ in range(source.choice([3, 30])):
         for _ in range(source.choice([0, 1, 1, 1, 4])):
             change(source, batch)
@@ -58,8 +57,13 @@ def test_the_plan_serves_the_same_requests(seed: int) -> None:
         assert (found.same.tolist(), found.others.tolist(), found.worse) == (
             known.same.tolist(), known.others.tolist(), known.worse,
         )  # fmt: skip
-        assert ours.begun(found.others).tolist() == theirs.begun(known.others).tolist()
-        assert ours.running(batch, found.others).tolist() == theirs.running(batch, known.others).tolist()
-        assert ours.late_tokens(batch, found, then) == theirs.late_tokens(batch, known, then)
+        assert ours.running(batch, found).tolist() == theirs.running(batch, known).tolist()
+        assert ours.late_tokens(batch, found) == theirs.late_tokens(batch, known)
+        assert ours.late_facts(batch, found) == theirs.late_facts(batch, known)
         assert found.planned.tolist() == known.planned.tolist()
-        assert ours.lost_claims(found.same) == theirs.lost_claims(known.same)
+        if len(batch.row) > len(then.row):
+            continue
+        grown, expected = ours.growth(batch, found), theirs.growth(batch, known)
+        assert grown.is_short == expected.is_short
+        assert max(grown.most, 0) == max(expected.most, 0)
+        assert grown.outgrows(len(batch)) == expected.outgrows(len(batch))

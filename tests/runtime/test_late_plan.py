@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from copy import copy
 
 import pytest
 import torch
@@ -209,7 +210,7 @@ def test_a_quick_bound_of_the_cost(window_left: int, data: st.DataObject) -> Non
     if not len(batch):
         return
     kernel.update(batch)
-    plan = late_plan(kernel, batch.shared_tokens.copy())
+    plan = late_plan(kernel, copy(batch))
     assert plan.most_late_us(batch, plan.requests.served(batch)) == 0
     for _ in range(3):
         events(3)

@@ -8,7 +8,6 @@ import torch
 import treegen
 from treegen import LiveBatch, PageTable, Shape
 from treegen.cost.token_rates import TokenRates
-from treegen.ir.arrays import Ints
 from treegen.runtime.batch_kernel import BatchKernel
 from treegen.runtime.late_plan import LatePlan
 from treegen.runtime.planned_requests import PlannedRequests
@@ -37,16 +36,22 @@ def late(kernel: BatchKernel, batch: LiveBatch) -> float:
     return late_plan(kernel).cost(batch).late_us
 
 
-def late_plan(kernel: BatchKernel, shared: Ints | None = None) -> LatePlan:
-    """The kernel's plan, for the batches after its own. shared: what requests shared; by default what the plan uses."""
-    assert kernel.planned is not None
-    (tree, shape, target), schedule = kernel.planned.problem, kernel.planned.schedule
-    rates = TokenRates.of(kernel.form.config, shape, target, kernel.form.window_left)
-    assert tree.requests is not None
-    if shared is None:
-        shared = np.zeros(len(schedule.epoch), np.int32)
-        shared[tree.requests.seat] = tree.requests.shared_tokens
-    return LatePlan(schedule, tree, shared, kernel.form.room, rates)
+def late_plan(kernel: BatchKernel, then: LiveBatch | None = None) -> LatePlan:
+    """The kernel's plan, for the batches after its own. then: its own batch; by default one that shares what the plan
+    uses.
+    """
+    planned = kernel.planned
+    assert planned is not None
+    shape, requests = planned.shape, planned.tree.tree.requests
+    rates = TokenRates.of(kernel.form.config, shape, planned.target, kernel.form.window_left)
+    assert requests is not None
+    if then is None:
+        then = LiveBatch(shape.page_size, max_seats=len(planned.schedule.epoch))
+        then.table[:, requests.seat] = np.array([
+            requests.seat, requests.epoch, requests.shared_with, requests.shared_tokens, requests.length,
+            np.ones_like(requests.seat),
+        ])  # fmt: skip
+    return LatePlan(planned.tables, planned.tree, then, kernel.form.room, rates)
 
 
 def alone(kernel: BatchKernel, batch: LiveBatch) -> list[int]:

@@ -164,7 +164,7 @@ class _NotedKernel:
             served = by_plan.planned & (tokens > 0)
             both = min(len(served), len(plan.most))
             served[:both] &= tokens[:both] <= plan.most[:both]
-            common = requests.running(batch, by_plan.others)[3] * np.int64(batch.page_size)
+            common = requests.running(batch, by_plan)[3] * np.int64(batch.page_size)
             read += int(own[~served].sum()) + groups.tokens(served, tokens, begin, common)
         return read, paths
 

@@ -3,7 +3,9 @@
     tree_by_request.c   batch ──▶ tree       treegen.ir.tree.requests does the same
     cohort_plan.c       tree ──▶ plan        treegen.strategies.cohort
     item_tables.c       plan ──▶ schedule    treegen.schedule.by_request
+    batch_tables.c      both in one call
     planned_seats.c     whom a plan serves   treegen.runtime.planned_requests
+    late_requests.c     what it costs later  treegen.runtime.lateness
 
 A serving engine plans beside a GPU that takes less than a millisecond for a step. NumPy takes 1 to 5 us for each of the
 hundreds of operations of a plan, however few requests there are. Both ways have the same results, which tests compare.
@@ -25,24 +27,29 @@ from pathlib import Path
 from treegen.autotune_cache.folders import cache_folder, make_folder, private_folder, refusal
 
 _FOLDER = Path(__file__).parent
-_SOURCES = ("tree_by_request.c", "cohort_plan.c", "item_tables.c", "planned_seats.c")
+_SOURCES = (
+    "tree_by_request.c",
+    "cohort_plan.c",
+    "item_tables.c",
+    "batch_tables.c",
+    "planned_seats.c",
+    "late_requests.c",
+)
 _OPTIONS = ("-O2", "-fPIC", "-shared", "-ffp-contract=off")
 _LONGEST_S = 60  # seconds that compiling may take
 
-_INT, _FLOAT, _POINTER = ctypes.c_int64, ctypes.c_double, ctypes.c_void_p
+_INT, _POINTER = ctypes.c_int64, ctypes.c_void_p
 _ARGUMENTS = {
-    "tree_by_request": (_POINTER, _INT, _INT, _INT, _POINTER, _POINTER, _POINTER),
-    "cohort_plan": (
-        *(_POINTER, _POINTER, _INT, _INT, _INT),
-        *(_INT, _INT, _FLOAT, _POINTER, _INT),
-        *(_POINTER, _INT, _POINTER),
-    ),
-    "item_tables": (_POINTER, _POINTER, _POINTER, _INT, _POINTER, _INT, _POINTER),
+    "tree_by_request": (_POINTER, _INT, _INT, _INT, _POINTER, _POINTER),
+    "batch_tables": (_POINTER, _POINTER, _POINTER, _POINTER, _INT, _POINTER),
     "begin_requests": (_POINTER, _POINTER),
     "widen_state": (_POINTER, _POINTER, _INT),
-    "serve_requests": (_POINTER, _POINTER, _INT, _POINTER, _POINTER),
+    "serve_requests": (_POINTER, _POINTER, _INT),
+    "planned_requests": (_POINTER, _POINTER, _POINTER),
     "running_requests": (_POINTER, _POINTER, _POINTER),
-    "late_tokens": (_POINTER, _POINTER, _POINTER, _INT, _POINTER),
+    "late_tokens": (_POINTER, _POINTER, _POINTER),
+    "late_facts": (_POINTER, _POINTER, _POINTER),
+    "growth": (_POINTER, _POINTER, _INT, _INT, _POINTER),
 }
 
 

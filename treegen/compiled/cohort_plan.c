@@ -1,15 +1,9 @@
 /* Plans of path cohorts: what treegen.strategies.cohort and .context_cuts make of a tree by request. */
 #include "arrays.h"
+#include "batch_tables.h"
 #include <math.h>
 
-enum { NODE, START, STOP, LO, HI }; /* lines of the table of spans, and of a plan's segments */
-
-/* The values of treegen.strategies.context_cuts. */
-typedef struct {
-    double room;
-    int64_t step, most_parts, late_tokens;
-    double late;
-} Sharing;
+enum { LO = RANK_LO, HI = RANK_HI }; /* lines of the table of spans, and of a plan's segments, as of nodes */
 
 /* A plan: groups with the ranks lo:hi each, and spans of the tree, segment[indptr[g]:indptr[g + 1]] of each. */
 typedef struct {
@@ -84,9 +78,9 @@ static void put_behind(int64_t *loads, int64_t blocks, const int64_t *behind, in
 }
 
 /* Finds where to cut parts that would end late, as context_cuts._late_cuts. Returns the number of `cuts`. */
-static int64_t late_cuts(const Parts *parts, int64_t share, int64_t blocks, const Sharing *sharing, int64_t *cuts) {
+static int64_t late_cuts(const Parts *parts, int64_t share, int64_t blocks, const Policy *policy, int64_t *cuts) {
     int64_t n = parts->parts, kept = 0;
-    if (!(blocks < n && n <= sharing->most_parts * blocks)) return 0;
+    if (!(blocks < n && n <= policy->most_parts * blocks)) return 0;
     int64_t *memory = malloc(5 * n * sizeof(int64_t));
     if (!memory) return NO_MEMORY;
     int64_t *order = memory, *spare = order + n, *key = spare + n, *falling = key + n, *loads = falling + n;
@@ -97,14 +91,14 @@ static int64_t late_cuts(const Parts *parts, int64_t share, int64_t blocks, cons
     sort_by_key(order, spare, key, n);
     for (int64_t i = 0; i < n; i++) falling[i] = -key[order[i]];
     for (int64_t i = 0; i < blocks; i++) loads[i] = falling[blocks - 1 - i];
-    int64_t limit = share + at_least((int64_t)(sharing->late * (double)share), sharing->late_tokens), place = blocks;
+    int64_t limit = share + at_least((int64_t)(policy->late * (double)share), policy->late_tokens), place = blocks;
     for (; place < n; place += blocks) {
         int64_t behind = at_most(blocks, n - place), latest = 0;
         for (int64_t i = 0; i < behind; i++) latest = at_least(latest, falling[place + i] + loads[i]);
         if (latest > limit) break;
         put_behind(loads, blocks, falling + place, behind);
     }
-    int64_t rest = 0, step = sharing->step, most = share;
+    int64_t rest = 0, step = policy->step, most = share;
     for (int64_t i = place; i < n; i++) rest += falling[i];
     for (;; most += step) {
         int64_t rooms = 0;
@@ -125,17 +119,17 @@ static int64_t late_cuts(const Parts *parts, int64_t share, int64_t blocks, cons
 }
 
 /* The tokens of a share, as context_cuts.even_share; 0 for those that are out of range. */
-static int64_t share_of(int64_t tokens, double shares, const Sharing *sharing) {
-    double step = (double)sharing->step, share = -floored(-(double)tokens * sharing->room, shares * step) * step;
+static int64_t share_of(int64_t tokens, double shares, const Policy *policy) {
+    double step = (double)policy->step, share = -floored(-(double)tokens * policy->room, shares * step) * step;
     return share < MOST_SHARES && shares < MOST_SHARES ? at_least((int64_t)share, 1) : 0;
 }
 
 /* Cuts groups as context_cuts.cut_evenly; `made` has room for twice the parts of a share. Returns their number. */
-static int64_t cut_evenly(const int64_t *of_groups, int64_t groups, double shares, const Sharing *sharing,
+static int64_t cut_evenly(const int64_t *of_groups, int64_t groups, double shares, const Policy *policy,
                           Parts *made) {
-    int64_t share = share_of(of_groups[groups], shares, sharing);
+    int64_t share = share_of(of_groups[groups], shares, policy);
     int64_t n = cut_every(of_groups, groups, share, made), *cuts = made->group + n; /* behind the parts */
-    int64_t found = late_cuts(made, share, (int64_t)shares, sharing, cuts);
+    int64_t found = late_cuts(made, share, (int64_t)shares, policy, cuts);
     if (found <= 0) return found < 0 ? found : n;
     memcpy(made->begin + n, cuts, found * sizeof *cuts);
     n = made->parts = n + found;
@@ -217,24 +211,22 @@ static int64_t part_segments(const Groups *groups, const int32_t *spans, int64_t
 }
 
 /*
- * spans: [5, nodes], one for each node, which are numbered in depth-first order. rows: of a group.
- * split_shared_rows, split, shares: those of treegen.strategies.cohort.Cohort, 0 for none.
- * most_parts: the most parts that groups may be cut into.
+ * Each node of the tree is one span, and they are numbered in depth-first order.
  * made: room for `room` words; it gets the columns row_lo, row_hi and group_rows of all groups, segment_indptr, and the
- * five columns of segments. facts: the numbers of groups and segments.
+ * five columns of segments. sizes: gets `groups`, `segments` and `widest`.
  * Returns the words that the plan needs, also if there is no room for them; NO_MEMORY; or 0 for what it does not plan:
  * too many parts, and shares out of range.
  */
-int64_t cohort_plan(const int32_t *spans, const int32_t *parent, int64_t nodes, int64_t num_rows, int64_t rows,
-                    int64_t split_shared_rows, int64_t split, double shares, const Sharing *sharing,
-                    int64_t most_parts, int32_t *made, int64_t room, int64_t *facts) {
+int64_t cohort_plan(const BatchTree *tree, const Policy *policy, int32_t *made, int64_t room, TableSizes *sizes) {
+    const int32_t *spans = of_nodes(tree, NODE), *parent = of_nodes(tree, PARENT);
+    int64_t nodes = tree->nodes, rows = policy->rows;
     Memory memory = {malloc((6 * nodes + 16) * sizeof(int64_t)), 0};
     if (!memory.block) return NO_MEMORY;
     int64_t *fragment = TAKE(&memory, int64_t, nodes), *base = TAKE(&memory, int64_t, nodes + 1);
     int64_t *end = TAKE(&memory, int64_t, nodes + 1), *first = TAKE(&memory, int64_t, nodes + 2);
     base[0] = 0;
-    end[0] = num_rows;
-    int64_t fragments = 1 + cut_paths(spans, parent, nodes, split_shared_rows, fragment, base, end);
+    end[0] = tree->requests;
+    int64_t fragments = 1 + cut_paths(spans, parent, nodes, policy->split_shared_rows, fragment, base, end);
     for (int64_t f = 0; f < fragments; f++) first[f] = divided_up(end[f] - base[f], rows);
     int64_t cohorts = to_offsets(first, fragments);
     int32_t *from = TAKE(&memory, int32_t, nodes), *behind = TAKE(&memory, int32_t, nodes);
@@ -257,30 +249,32 @@ int64_t cohort_plan(const int32_t *spans, const int32_t *parent, int64_t nodes, 
     }
     for (int64_t g = 0; g <= groups.groups; g++) of_groups[g] = tokens_to[groups.indptr[g]];
     Parts parts = {0, NULL, NULL, NULL};
-    int64_t total = of_groups[groups.groups], length = split ? split : total + 1;
-    if (shares > 0) length = share_of(total, shares, sharing);
-    int64_t count = length > 0 ? count_parts(of_groups, groups.groups, length) : most_parts + 1;
+    int64_t total = of_groups[groups.groups], length = policy->split ? policy->split : total + 1;
+    if (policy->shares > 0) length = share_of(total, policy->shares, policy);
+    int64_t count = length > 0 ? count_parts(of_groups, groups.groups, length) : policy->most_made + 1;
     int64_t parts_room = 2 * count + 2;
-    if (count <= most_parts) of_parts.block = malloc(3 * parts_room * sizeof(int64_t));
-    int64_t words = count <= most_parts ? NO_MEMORY : 0, segments = 0;
+    if (count <= policy->most_made) of_parts.block = malloc(3 * parts_room * sizeof(int64_t));
+    int64_t words = count <= policy->most_made ? NO_MEMORY : 0, segments = 0;
     if (of_parts.block) {
         parts.group = TAKE(&of_parts, int64_t, parts_room);
         parts.begin = TAKE(&of_parts, int64_t, parts_room);
         parts.end = TAKE(&of_parts, int64_t, parts_room);
-        count = shares > 0 ? cut_evenly(of_groups, groups.groups, shares, sharing, &parts)
-                           : cut_every(of_groups, groups.groups, length, &parts);
+        count = policy->shares > 0 ? cut_evenly(of_groups, groups.groups, policy->shares, policy, &parts)
+                                   : cut_every(of_groups, groups.groups, length, &parts);
         for (int64_t i = 0; i < count; i++)
             segments += part_segments(&groups, spans, nodes, tokens_to, parts.group[i], parts.begin[i], parts.end[i],
                                       NULL, 0);
         if (count >= 0) words = 4 * count + 1 + 5 * segments;
-        facts[0] = count;
-        facts[1] = segments;
+        sizes->groups = count;
+        sizes->segments = segments;
     }
     if (words > 0 && words <= room) {
         int32_t *indptr = made + 3 * count, *table = indptr + count + 1;
         indptr[0] = 0;
+        sizes->widest = 0;
         for (int64_t i = 0; i < count; i++) {
             int64_t g = parts.group[i];
+            sizes->widest = at_least(sizes->widest, groups.hi[g] - groups.lo[g]);
             made[i] = (int32_t)groups.lo[g];
             made[count + i] = (int32_t)groups.hi[g];
             made[2 * count + i] = (int32_t)(groups.hi[g] - groups.lo[g]);

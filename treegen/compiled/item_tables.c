@@ -1,21 +1,16 @@
 /* Tables of work items by request: what treegen.schedule.by_request makes of a plan with one rank interval a group. */
 #include "arrays.h"
+#include "batch_tables.h"
 
-enum { NODE, START, STOP, LO, HI, OF_SEGMENT }; /* lines of a plan's segments */
-enum { OWNER, FIRST, END };                     /* lines of RequestKV.of_nodes */
-enum { SEAT, EPOCH, ABOVE, SHARED, LENGTH };    /* lines of RequestKV.of_requests */
+enum { LO = RANK_LO, HI = RANK_HI, OF_SEGMENT = RANK_HI + 1 }; /* lines of a plan's segments, as of nodes */
 enum { OF_ITEM = 8, OF_ENTRY = 5, OF_SEAT = 10, OF_CLAIM = 3 };
 
-/* treegen.schedule.by_request.ItemRoom, with the rows of a tile; tokens of tiles and packed runs as powers of two. */
-typedef struct {
-    int64_t height, tile_power, run_power, page_size, reserve;
-} Room;
-
-/* A plan, with the arrays of its tree that its tables follow from. least: NULL for none. */
+/* A plan, with the columns of its tree that its tables follow from. least: NULL for none. */
 typedef struct {
     int64_t groups, segments, nodes, requests;
     const int32_t *row_lo, *group_rows, *segment_indptr, *segment;
-    const int32_t *of_nodes, *node_tokens, *node_slots, *row_of_rank, *of_requests, *least;
+    const int32_t *node_tokens, *node_slots, *owner, *first, *end, *row_of_rank;
+    const int32_t *seat, *epoch, *above, *shared, *length, *least;
 } Planned;
 
 /* Work items: rows begin:begin + rows of a group, and the entries that each has, from `first` on. */
@@ -64,7 +59,7 @@ static int64_t write_entry(const Planned *plan, const Room *room, int64_t s, int
                            int32_t *entry) {
     const int32_t *segment = plan->segment + s;
     int64_t all = plan->segments, node = segment[NODE * all], stop = segment[STOP * all];
-    int64_t first = plan->of_nodes[FIRST * plan->nodes + node], end = plan->of_nodes[END * plan->nodes + node];
+    int64_t first = plan->first[node], end = plan->end[node];
     int64_t unit = at_least((int64_t)1 << room->tile_power, room->page_size), from = segment[START * all] & -unit;
     int to_end = stop == plan->node_tokens[node], opened = end == 0 && to_end;
     if (!to_end) {
@@ -73,7 +68,7 @@ static int64_t write_entry(const Planned *plan, const Room *room, int64_t s, int
     }
     first += from;
     if (stop == from) first = end = unit; /* nothing, at any place but 0 */
-    entry[0] = plan->of_nodes[OWNER * plan->nodes + node];
+    entry[0] = plan->owner[node];
     entry[1] = (int32_t)first;
     entry[2] = (int32_t)end;
     entry[3] = (int32_t)(at_least(segment[LO * all], begin) - begin);
@@ -81,9 +76,9 @@ static int64_t write_entry(const Planned *plan, const Room *room, int64_t s, int
     return stop - from + (opened ? room->reserve : 0);
 }
 
-/* Writes items in launch order, with the room of each, and their entries. facts: the room of all items. */
+/* Writes items in launch order, with the room of each, and their entries. */
 static void write_items(const Planned *plan, const Room *room, const Items *items, const int64_t *order,
-                        Tables *tables, int64_t *facts) {
+                        Tables *tables, TableSizes *sizes) {
     int64_t tokens = (int64_t)1 << room->tile_power, run = (int64_t)1 << room->run_power;
     int64_t tiles = 0, runs = 0, entries = 0;
     tables->entry_indptr[0] = 0;
@@ -106,8 +101,8 @@ static void write_items(const Planned *plan, const Room *room, const Items *item
         runs += (item_runs + tokens / run - 1) & -(tokens / run);
         tables->entry_indptr[k + 1] = (int32_t)entries;
     }
-    facts[0] = tiles;
-    facts[1] = runs;
+    sizes->tiles = tiles;
+    sizes->runs = runs;
 }
 
 /*
@@ -159,8 +154,7 @@ static void write_merges(const Planned *plan, const Items *items, const int64_t 
 
 /* Counts the claims of a request; with `claims`, writes them there, by rising pages. */
 static int64_t write_claims(const Planned *plan, const Room *room, int64_t request, int32_t *claims) {
-    const int32_t *above = plan->of_requests + ABOVE * plan->requests;
-    const int32_t *shared = plan->of_requests + SHARED * plan->requests;
+    const int32_t *above = plan->above, *shared = plan->shared;
     int64_t count = 0, end = shared[request];
     for (int64_t owner = above[request]; owner >= 0; count++) {
         if (shared[owner] == 0) {
@@ -172,7 +166,7 @@ static int64_t write_claims(const Planned *plan, const Room *room, int64_t reque
     if (!claims) return count;
     int64_t owner = above[request];
     for (int64_t c = count - 1; c >= 0; c--) {
-        claims[c * OF_CLAIM] = plan->of_requests[SEAT * plan->requests + owner];
+        claims[c * OF_CLAIM] = plan->seat[owner];
         claims[c * OF_CLAIM + 1] = (int32_t)(shared[owner] / room->page_size);
         claims[c * OF_CLAIM + 2] = (int32_t)(end / room->page_size);
         end = shared[owner];
@@ -182,16 +176,16 @@ static int64_t write_claims(const Planned *plan, const Room *room, int64_t reque
 }
 
 /* Writes the columns of all seats, and the claims; numbers of requests in lists become seats. padded: see PADDING. */
-static void write_seats(const Planned *plan, const Room *room, const int32_t *unknown, int64_t width, int64_t merged,
-                        int32_t *padded, Tables *tables) {
-    const int32_t *seat = plan->of_requests + SEAT * plan->requests;
+static void write_seats(const Planned *plan, const Room *room, int64_t width, int64_t merged, int32_t *padded,
+                        Tables *tables) {
+    const int32_t *seat = plan->seat;
     int64_t line = width + PADDING;
     for (int64_t field = 0; field < OF_SEAT; field++)
-        for (int64_t s = 0; s < width; s++) padded[field * line + s] = unknown[field];
+        for (int64_t s = 0; s < width; s++) padded[field * line + s] = room->unknown[field];
     for (int64_t i = 0, claims = 0; i < plan->requests; i++) {
         int32_t *known = padded + seat[i];
-        known[0] = plan->of_requests[EPOCH * plan->requests + i];
-        known[line] = (int32_t)(plan->of_requests[LENGTH * plan->requests + i] + room->reserve);
+        known[0] = plan->epoch[i];
+        known[line] = (int32_t)(plan->length[i] + room->reserve);
         if (plan->least) known[2 * line] = plan->least[i];
         int64_t count = write_claims(plan, room, i, tables->claims + claims * OF_CLAIM);
         if (!count) continue;
@@ -211,16 +205,28 @@ static void write_seats(const Planned *plan, const Room *room, const int32_t *un
     copy_columns(tables->seats, padded, OF_SEAT, width);
 }
 
+/* The plan that cohort_plan wrote. */
+static Planned planned(const BatchTree *tree, const int32_t *words, const TableSizes *sizes) {
+    int64_t groups = sizes->groups;
+    Planned plan = {groups, sizes->segments, tree->nodes, tree->requests, words, words + 2 * groups, words + 3 * groups,
+                    words + 4 * groups + 1, of_nodes(tree, STOP), of_nodes(tree, SLOT), of_nodes(tree, OWNER),
+                    of_nodes(tree, FIRST), of_nodes(tree, END), of_rows(tree, ROW_OF_RANK), of_rows(tree, SEAT),
+                    of_rows(tree, EPOCH), of_rows(tree, ABOVE), of_rows(tree, SHARED), of_rows(tree, LENGTH),
+                    tree->least};
+    return plan;
+}
+
 /*
- * unknown: the fields of a seat that the plan does not know. width: the seats that are described.
- * made: room for `words` words; it gets the tables of `Tables`, one after another.
- * facts: the room for tiles and packed runs, and the numbers of items, entries, merged rows, partials and claims.
+ * words_of_plan: what cohort_plan made. made: room for `words` words; it gets the tables of `Tables`, one after
+ * another. sizes: those of the plan; it gets those of the tables.
  * Returns the words that the tables need, also if there is no room for them; NO_MEMORY; or 0 for plans that read tokens
  * which no row sees.
  */
-int64_t item_tables(const Planned *plan, const Room *room, const int32_t *unknown, int64_t width, int32_t *made,
-                    int64_t words, int64_t *facts) {
-    int64_t most = 0, n = plan->requests;
+int64_t item_tables(const BatchTree *tree, const int32_t *words_of_plan, const Room *room, int32_t *made, int64_t words,
+                    TableSizes *sizes) {
+    const Planned of_tree = planned(tree, words_of_plan, sizes), *plan = &of_tree;
+    int64_t most = 0, n = plan->requests, width = n;
+    for (int64_t i = 0; i < n; i++) width = at_least(width, plan->seat[i] + 1);
     for (int64_t s = 0; s < plan->segments; s++)
         if (plan->segment[LO * plan->segments + s] >= plan->segment[HI * plan->segments + s]) return 0;
     for (int64_t g = 0; g < plan->groups; g++) most += divided_up(plan->group_rows[g], room->height);
@@ -257,12 +263,16 @@ int64_t item_tables(const Planned *plan, const Room *room, const int32_t *unknow
     tables.seats = end, end += OF_SEAT * width;
     tables.claims = end, end += claims * OF_CLAIM;
     if (end - made <= words) {
-        write_items(plan, room, &items, order, &tables, facts);
+        write_items(plan, room, &items, order, &tables, sizes);
         write_merges(plan, &items, order, is_partial, of_request, &tables);
-        write_seats(plan, room, unknown, width, merged, padded, &tables);
+        write_seats(plan, room, width, merged, padded, &tables);
     }
-    int64_t counts[] = {items.items, entries, merged, partials, claims};
-    memcpy(facts + 2, counts, sizeof counts);
+    sizes->items = items.items;
+    sizes->entries = entries;
+    sizes->merged = merged;
+    sizes->partials = partials;
+    sizes->seats = width;
+    sizes->claims = claims;
     free(memory.block);
     return end - made;
 }

@@ -1,38 +1,5 @@
 /* Which requests of a running batch a plan serves: what treegen.runtime.planned_requests and .planned_claims find. */
-#include "arrays.h"
-
-enum { ROW, EPOCH, SHARED_WITH, SHARED_TOKENS, TOKENS, ROWS }; /* lines of LiveBatch.table */
-enum { KNOWN_EPOCH, MOST, LEAST, CLAIM_OWNER = 5, FURTHER = 8, END = 9 }; /* lines of RequestSchedule.seats */
-enum { CLAIMING, OWNER, PAGES }; /* lines of the table of claims */
-/* Lines of the state, by seat: four of the batch when it was seen last, and what has been found since the plan. */
-enum { SEEN, SAME = 4, IS_OTHER, HAS_ARRIVED, HAS_ENDED, IS_OWNER, AGAIN };
-enum { BEGUN_EPOCH = AGAIN + 1, BEGUN_TOKENS, HEIR, HEIR_PAGES, LINES };
-
-typedef struct {
-    /* the plan: `known` seats, with the fields of each, and the tokens of their requests at the plan */
-    int64_t known, claims, in_chunks;
-    const int32_t *fields;
-    int64_t *claim;
-    const int64_t *planned_tokens;
-    /* the state, of `seats` seats; `is_seen` is 0 before the first call */
-    int64_t seats, is_seen;
-    int32_t *state;
-    int64_t page_size, most_looked_at, window_left; /* window_left: -1 for all tokens */
-    double token_us, lone_token_us, alone_us;
-} Planned;
-
-typedef struct {
-    const Planned *plan;
-    const int32_t *table;
-} Batch;
-
-static int32_t *line(const Planned *plan, int64_t number) { return plan->state + number * plan->seats; }
-static int32_t of_batch(const Batch *batch, int64_t line, int64_t seat) {
-    return batch->table[line * batch->plan->seats + seat];
-}
-static int32_t field(const Planned *plan, int64_t number, int64_t seat) {
-    return plan->fields[number * plan->known + seat];
-}
+#include "planned_seats.h"
 
 /* Marks seats from `first` on as those of nobody. */
 static void clear_state(const Planned *plan, int64_t first) {
@@ -42,9 +9,18 @@ static void clear_state(const Planned *plan, int64_t first) {
     }
 }
 
-/* Fills the table of claims and the state of a new plan. claims: RequestSchedule.claims, of three columns. */
+/*
+ * Fills the table of claims and the state of a new plan. The line SHARED_THEN gets the tokens that requests shared at
+ * the plan, as owners or with them. claims: RequestSchedule.claims, of three columns.
+ */
 int64_t begin_requests(Planned *plan, const int32_t *claims) {
+    int32_t *shared = line(plan, SHARED_THEN);
     clear_state(plan, 0);
+    memcpy(shared, plan->then + SHARED_TOKENS * plan->then_seats, plan->then_seats * sizeof *shared);
+    for (int64_t seat = 0; seat < plan->then_seats; seat++) {
+        int32_t with = at_plan(plan, SHARED_WITH, seat), tokens = at_plan(plan, SHARED_TOKENS, seat);
+        if (with >= 0) shared[with] = (int32_t)at_least(shared[with], tokens);
+    }
     for (int64_t seat = 0; seat < plan->known; seat++) {
         if (field(plan, CLAIM_OWNER, seat) < 0) continue;
         for (int64_t c = field(plan, FURTHER, seat) - 1; c < field(plan, END, seat); c++) {
@@ -109,12 +85,8 @@ static int claims_hold(const Batch *batch, int64_t seat) {
     return heir[seat] < 0 || are_alike(batch, seat, heir[seat], line(plan, HEIR_PAGES)[seat]);
 }
 
-static int64_t read_of(const Planned *plan, int64_t tokens) {
-    return plan->window_left < 0 ? tokens : at_most(tokens, 1 + plan->window_left);
-}
-
 static int is_faster_alone(const Planned *plan, int64_t seat, int64_t tokens, int64_t shared) {
-    int64_t longer = read_of(plan, tokens) - read_of(plan, plan->planned_tokens[seat]);
+    int64_t longer = read_of(plan, tokens) - read_of(plan, at_plan(plan, TOKENS, seat));
     int64_t again = at_least(shared - tokens + read_of(plan, tokens), 0);
     return (double)longer * plan->lone_token_us > plan->alone_us + (double)again * plan->token_us;
 }
@@ -206,8 +178,7 @@ static int look_at_changes(Planned *plan, const Batch *batch) {
     return worse;
 }
 
-/* Says whether a claim holds for the requests that are now in both seats. */
-static int holds(const Batch *batch, int64_t c) {
+int claim_holds(const Batch *batch, int64_t c) {
     const Planned *plan = batch->plan;
     const int64_t *claim = plan->claim + c;
     return are_alike(batch, claim[CLAIMING * plan->claims], claim[OWNER * plan->claims], claim[PAGES * plan->claims]);
@@ -247,7 +218,7 @@ static int let_inherit(const Planned *plan, const Batch *batch) {
         for (int64_t c = 0; c < plan->claims; c++) {
             const int64_t *claim = plan->claim + c;
             if (claim[OWNER * plan->claims] != owner || !same[claim[CLAIMING * plan->claims]]) continue;
-            lost += !holds(batch, c);
+            lost += !claim_holds(batch, c);
             if (last < 0 || claim[PAGES * plan->claims] >= plan->claim[PAGES * plan->claims + last]) last = c;
         }
         worse |= lost > 0;
@@ -263,20 +234,15 @@ static int let_inherit(const Planned *plan, const Batch *batch) {
 
 /*
  * Finds which requests of a later batch the plan serves; with `inherits`, after heirs have taken over from those that
- * have ended. table: LiveBatch.table, of plan->seats seats. same: gets by seat whether the planned request runs there.
- * others: gets the seats in which the plan serves another request, ascending.
- * Returns twice the number of `others`, plus 1 if more requests may be alone, or share more, than at the last call.
+ * have ended. The lines SAME and IS_OTHER say by seat whether the planned request runs there, or another one that the
+ * plan serves. table: LiveBatch.table, of plan->seats seats.
+ * Returns whether more requests may be alone, or share more, than at the last call.
  */
-int64_t serve_requests(Planned *plan, const int32_t *table, int64_t inherits, char *same, int64_t *others) {
+int64_t serve_requests(Planned *plan, const int32_t *table, int64_t inherits) {
     Batch batch = {plan, table};
-    int64_t count = 0;
     int worse = look_at_changes(plan, &batch);
     if (inherits) worse |= let_inherit(plan, &batch);
-    for (int64_t seat = 0; seat < plan->seats; seat++) {
-        same[seat] = (char)line(plan, SAME)[seat];
-        if (line(plan, IS_OTHER)[seat]) others[count++] = seat;
-    }
-    return 2 * count + worse;
+    return worse;
 }
 
 /* Writes the running requests as kernels are to see them: `made` is [RUNNING_FIELDS, plan->seats]. */
@@ -289,28 +255,5 @@ int64_t running_requests(const Planned *plan, const int32_t *table, int32_t *mad
         made[2 * seats + seat] = heir < 0 ? -1 : table[ROW * seats + heir];
         made[3 * seats + seat] = heir < 0 ? 0 : line(plan, HEIR_PAGES)[seat];
     }
-    return 0;
-}
-
-/*
- * Counts what a plan that is late costs at most. shared: by seat, the tokens that requests shared at the plan.
- * facts: requests that may be alone; the tokens of the longest request; tokens that requests share more than at the
- * plan; and the most tokens by which a request is longer than the one whose place it has.
- */
-int64_t late_tokens(const Planned *plan, const int32_t *table, const int32_t *shared, int64_t both, int64_t *facts) {
-    const int32_t *same = line(plan, SAME), *tokens = table + TOKENS * plan->seats;
-    int64_t alone = 0, most = 0, unused = 0, longer = 0;
-    for (int64_t seat = 0; seat < plan->seats; seat++) {
-        int is_other = line(plan, IS_OTHER)[seat];
-        alone += (table[ROW * plan->seats + seat] >= 0) - same[seat] - is_other;
-        most = at_least(most, tokens[seat]);
-        if (seat < both) unused += at_least(table[SHARED_TOKENS * plan->seats + seat] - shared[seat], 0);
-        if (is_other) longer = at_least(longer, tokens[seat] - read_of(plan, plan->planned_tokens[seat]));
-    }
-    for (int64_t c = 0; c < plan->claims; c++) alone += !same[plan->claim[OWNER * plan->claims + c]];
-    facts[0] = alone;
-    facts[1] = most;
-    facts[2] = unused;
-    facts[3] = longer;
     return 0;
 }

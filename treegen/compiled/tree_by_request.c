@@ -1,9 +1,8 @@
 /* The tree by request of a running batch: what treegen.ir.tree.requests.of_requests makes of it. */
 #include "arrays.h"
+#include "batch_tables.h"
 
-enum { ROW, EPOCH, SHARED_WITH, SHARED_TOKENS, TOKENS, ROWS }; /* lines of LiveBatch.table */
-enum { NODE, START, STOP, RANK_LO, RANK_HI, OWNER, FIRST, END, PARENT, RANK_OWN, SLOT, OF_NODE };
-enum { ROW_NODE, SEES, ROW_OF_RANK, SEAT, EPOCH_OF, ABOVE, SHARED, LENGTH, OF_ROW };
+enum { B_ROW, B_EPOCH, B_SHARED_WITH, B_SHARED_TOKENS, B_TOKENS }; /* lines of LiveBatch.table */
 
 #define TOO_LONG (-2)
 
@@ -53,12 +52,12 @@ static void put_in_order(Requests *all, const int32_t *above, const int32_t *sha
 
 /*
  * batch: LiveBatch.table, [6, seats]. shares: whether requests share what they are known to share.
- * of_nodes: room for 11 columns of 2 * requests nodes. of_rows: room for 8 columns of `requests` rows.
+ * made: room for the columns of `requests` rows and, behind them, of twice as many nodes.
  * facts: tokens of all nodes, the most nodes of a path, tokens of all paths, and those that one row sees alone.
  * Returns the number of nodes, NO_MEMORY or TOO_LONG.
  */
-int64_t tree_by_request(const int32_t *batch, int64_t seats, int64_t requests, int64_t shares, int32_t *of_nodes,
-                        int32_t *of_rows, int64_t *facts) {
+int64_t tree_by_request(const int32_t *batch, int64_t seats, int64_t requests, int64_t shares, int32_t *made,
+                        int64_t *facts) {
     int64_t n = requests;
     Memory memory = {malloc((26 * (seats + n) + 512) * sizeof(int64_t)), 0};
     if (!memory.block) return NO_MEMORY;
@@ -68,16 +67,16 @@ int64_t tree_by_request(const int32_t *batch, int64_t seats, int64_t requests, i
     int32_t *number = TAKE(&memory, int32_t, seats);
     for (int64_t seat = 0, i = 0; seat < seats; seat++) {
         number[seat] = -1;
-        if (batch[ROW * seats + seat] < 0) continue;
+        if (batch[B_ROW * seats + seat] < 0) continue;
         rows[SEAT][i] = (int32_t)seat;
         number[seat] = (int32_t)i++;
     }
     for (int64_t i = 0; i < n; i++) {
-        int64_t seat = rows[SEAT][i], with = shares ? batch[SHARED_WITH * seats + seat] : -1;
-        rows[EPOCH_OF][i] = batch[EPOCH * seats + seat];
+        int64_t seat = rows[SEAT][i], with = shares ? batch[B_SHARED_WITH * seats + seat] : -1;
+        rows[EPOCH][i] = batch[B_EPOCH * seats + seat];
         rows[ABOVE][i] = with < 0 ? -1 : number[with];
-        rows[SHARED][i] = shares ? batch[SHARED_TOKENS * seats + seat] : 0;
-        rows[LENGTH][i] = batch[TOKENS * seats + seat];
+        rows[SHARED][i] = shares ? batch[B_SHARED_TOKENS * seats + seat] : 0;
+        rows[LENGTH][i] = batch[B_TOKENS * seats + seat];
     }
     Requests all = {n, TAKE(&memory, int64_t, n), TAKE(&memory, int64_t, n), TAKE(&memory, int64_t, n),
                     TAKE(&memory, int64_t, n), TAKE(&memory, int64_t, n + 1)};
@@ -128,8 +127,8 @@ int64_t tree_by_request(const int32_t *batch, int64_t seats, int64_t requests, i
         rows[SEES][request] = nodes[STOP][node - 1];
         rows[ROW_OF_RANK][p] = (int32_t)request;
     }
-    copy_columns(of_nodes, padded_nodes, OF_NODE, count);
-    copy_columns(of_rows, padded_rows, OF_ROW, n);
+    copy_columns(made, padded_rows, OF_ROW, n);
+    copy_columns(made + OF_ROW * n, padded_nodes, OF_NODE, count);
     free(memory.block);
     facts[0] = tokens;
     facts[1] = levels;

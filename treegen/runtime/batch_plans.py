@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from treegen.backends.batch_form import BatchForm
-from treegen.compiled.cohort_plan import plan_of
-from treegen.compiled.item_tables import tables_of
-from treegen.compiled.tree_by_request import plans_are_compiled
-from treegen.ir.arrays import largest
+from treegen.compiled.batch_tables import BatchTables, LoweredPlan, tables_of
+from treegen.compiled.batch_tree import BatchTree
 from treegen.ir.errors import PlanError, StrategyError
 from treegen.ir.live_batch import LiveBatch
 from treegen.ir.parts import InParts
@@ -17,12 +15,13 @@ from treegen.ir.positions import windowed_requests
 from treegen.ir.request_schedule import RequestSchedule
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
-from treegen.ir.tree.less_sharing import shallow, without_sharing
+from treegen.ir.tree.less_sharing import shallow
 from treegen.ir.verify import verify
 from treegen.runtime.batch_room import CLAIMS_PER_ROW, FEW_TOKENS, in_fewer_parts, is_served, leaving_free, reserve_of
 from treegen.schedule.by_request import ItemRoom
 from treegen.schedule.chunk_items import lower_chunks
 from treegen.search.batch_choices import BatchChoices
+from treegen.search.bucket import Figures
 from treegen.strategies import Choice, Strategy
 from treegen.strategies.batch_invariant import BatchInvariant
 from treegen.target.problem import Problem
@@ -32,22 +31,37 @@ from treegen.target.targets import Target
 class BatchPlan(NamedTuple):
     """A plan of a running batch.
 
-    problem: the batch's tree by request, without what no window reaches, the attention shape and the target. choice:
-    the strategy, and the reason for it. schedule: the plan's schedule by request, which the kernel's tables hold.
-    free_share: the share of the thread blocks that it leaves to requests that are served alone.
+    tree: the batch's tree by request, without what no window reaches. shape, target: the attention shape and the GPU.
+    choice: the strategy, and the reason for it. tables: the plan, and its schedule by request, which the kernel's
+    tables hold. free_share: the share of the thread blocks that it leaves to requests that are served alone.
     """
 
-    problem: Problem
+    tree: BatchTree
+    shape: Shape
+    target: Target
     choice: Choice
-    plan: Plan
-    schedule: RequestSchedule
+    tables: BatchTables
     free_share: float = 0.0
+
+    @property
+    def problem(self) -> Problem:
+        """The tree, the attention shape and the GPU."""
+        return Problem(self.tree.tree, self.shape, self.target)
+
+    @property
+    def plan(self) -> Plan:
+        """Which rows read which tokens together."""
+        return self.tables.plan
+
+    @property
+    def schedule(self) -> RequestSchedule:
+        """The plan's schedule."""
+        return self.tables.schedule
 
     @property
     def saved_bytes(self) -> int:
         """Bytes of K and V of one layer that the plan saves, compared with each request reading its own."""
-        alone = self.problem.tree.topology.path_tokens
-        return (alone - int(self.plan.group_tokens.sum())) * self.problem.shape.kv_token_bytes
+        return (self.tree.counts.path_tokens - int(self.plan.group_tokens.sum())) * self.shape.kv_token_bytes
 
 
 def check_strategy(strategy: Strategy, shape: Shape, target: Target) -> None:
@@ -72,14 +86,15 @@ def _check_served(strategy: Strategy, plan: Plan) -> None:
 
 
 def planning(
-    problem: Problem, wanted: Strategy, choices: BatchChoices, form: BatchForm, free_share: float = 0.0
+    tree: BatchTree, target: Target, wanted: Strategy, choices: BatchChoices, form: BatchForm, free_share: float = 0.0
 ) -> InParts[BatchPlan]:
     """Plans for a running batch, in fewer parts and with less sharing where tables have no room.
 
     Each part takes some tenths of a millisecond; see NextPlan.
 
     Args:
-        problem: The batch's tree by request, the attention shape and the target.
+        tree: The batch's tree by request.
+        target: The GPU.
         wanted: The strategy to plan with.
         choices: Chooses among strategies, where the wanted one is `auto`.
         form: The sizes of the kernel's tables.
@@ -89,64 +104,68 @@ def planning(
         StrategyError: The strategy makes plans that need launches of their own.
         PlanError: No plan has room.
     """
-    whole, problem = problem, _within_windows(problem, form)
-    causal = form.scoring is not None and form.scoring.causal
-    room = ItemRoom(form.config, form.shape.page_size, reserve_of(form.most_tokens), causal)
-    whole_gpu = (yield from choices.choosing(problem)) if wanted.automatic else wanted.choose(problem)
-    choice = whole_gpu
-    if wanted.automatic and problem.tree.unique_tokens <= FEW_TOKENS * form.room.at_once:
+    whole, tree, shape = tree, _within_windows(tree, form), form.shape
+    choice = whole_gpu = yield from _choosing(tree, target, wanted, choices, shape)
+    if wanted.automatic and tree.counts.unique_tokens <= FEW_TOKENS * form.room.at_once:
         choice = leaving_free(whole_gpu, free_share)
     for strategy in in_fewer_parts(choice.strategy):
-        plan = plan_of(strategy, problem)
-        if (alone := _without_sharing(plan, whole, form)) is not None:
-            plan, problem = plan_of(strategy, alone), alone
+        made = _tables(strategy, tree, target, form)
+        if (alone := _without_sharing(made, whole, form)) is not None:
+            made, tree = _tables(strategy, alone, target, form), alone
         if not strategy.proven:
-            verify(plan, problem.tree)
-        _check_served(strategy, plan)
-        if form.room.chunk or not plans_are_compiled(problem.tree):
+            verify(made.plan, tree.tree)
+        if isinstance(made, LoweredPlan):
+            _check_served(strategy, made.plan)
             yield
-        chunked = form.room.chunk > 0
-        made = lower_chunks(plan, problem, form.config, form.room) if chunked else tables_of(plan, problem, room)
-        if form.room.holds(made):
+        if made.fits(form.room):
             reason = choice.reason if strategy is choice.strategy else f"{choice.strategy} needs more room"
             left = free_share if strategy is choice.strategy and choice is not whole_gpu else 0.0
-            return BatchPlan(problem, Choice(strategy, reason), plan, made, left)
-        if len(made.claims) > form.room.claims and problem.tree.requests is not None:
-            parts, topology, requests = shallow(problem.tree.requests, CLAIMS_PER_ROW)
-            tree = Tree(*parts, topology, requests)
-            return (yield from planning(problem._replace(tree=tree), wanted, choices, form, free_share))
-    raise PlanError("batch", str(problem.tree), "needs more tables than there is room for", "raise max_tokens")
+            return BatchPlan(tree, shape, target, Choice(strategy, reason), made, left)
+        if len(made.claims) > form.room.claims and tree.tree.requests is not None:
+            parts, topology, requests = shallow(tree.tree.requests, CLAIMS_PER_ROW)
+            fewer = BatchTree.of_tree(Tree(*parts, topology, requests))
+            return (yield from planning(fewer, target, wanted, choices, form, free_share))
+    raise PlanError("batch", str(tree.tree), "needs more tables than there is room for", "raise max_tokens")
 
 
-def _without_sharing(plan: Plan, whole: Problem, form: BatchForm) -> Problem | None:
-    """Returns the problem in which requests share nothing, if the plan reads each by itself and they share some tokens.
+def _choosing(
+    tree: BatchTree, target: Target, wanted: Strategy, choices: BatchChoices, shape: Shape
+) -> InParts[Choice]:
+    if not wanted.automatic:
+        return wanted.choose(Problem(tree.tree, shape, target))
+    known = choices.known(Figures.of_counts(*tree.counts))
+    return known or (yield from choices.choosing(Problem(tree.tree, shape, target)))
+
+
+def _tables(strategy: Strategy, tree: BatchTree, target: Target, form: BatchForm) -> BatchTables:
+    if form.room.chunk:
+        problem = Problem(tree.tree, form.shape, target)
+        plan = strategy.plan(problem)
+        return LoweredPlan(plan, lambda: lower_chunks(plan, problem, form.config, form.room))
+    causal = form.scoring is not None and form.scoring.causal
+    room = ItemRoom(form.config, form.shape.page_size, reserve_of(form.most_tokens), causal)
+    return tables_of(strategy, tree, form.shape, target, room)
+
+
+def _without_sharing(made: BatchTables, whole: BatchTree, form: BatchForm) -> BatchTree | None:
+    """Returns the tree in which requests share nothing, if the plan reads each by itself and they share some tokens.
 
     A plan for that claims nothing of their pages. So it also serves requests that take others' seats.
 
     Args:
-        plan: The plan.
-        whole: The problem with the tokens that no window reaches.
+        made: The plan.
+        whole: The tree with the tokens that no window reaches.
         form: The sizes of the kernel's tables.
     """
-    requests = whole.tree.requests
-    if (
-        requests is None
-        or requests.queries is not None
-        or form.room.chunk
-        or not len(plan)
-        or largest(plan.group_rows) > 1
-    ):
+    if form.room.chunk or made.widest != 1 or not whole.shares_tokens or whole.has_queries:
         return None
-    made = without_sharing(requests)
-    if made is None:
-        return None
-    parts, topology, alone = made
-    return _within_windows(whole.with_tree(Tree(*parts, topology, alone)), form)
+    alone = whole.alone()
+    return None if alone is None else _within_windows(alone, form)
 
 
-def _within_windows(problem: Problem, form: BatchForm) -> Problem:
+def _within_windows(tree: BatchTree, form: BatchForm) -> BatchTree:
     """Leaves out tokens that no row's window reaches. Batch-invariant mode does so by itself, by chunks."""
     if form.window_left < 0 or form.room.chunk:
-        return problem
+        return tree
     unit = max(form.config.tokens, form.shape.page_size)
-    return problem.with_tree(windowed_requests(problem.tree, form.window_left, unit))
+    return BatchTree.of_tree(windowed_requests(tree.tree, form.window_left, unit))

@@ -1,4 +1,4 @@
-"""PlannedRequests in C: prepare asks it before the launch of each step in which requests came, ended or moved."""
+"""LateRequests in C: prepare asks them before the launch of each step in which requests came, ended or moved."""
 
 from __future__ import annotations
 
@@ -8,22 +8,27 @@ from typing import NoReturn
 import numpy as np
 
 import treegen.compiled.c_library as c_library
+from treegen.compiled.batch_tables import BatchTables
 from treegen.cost.token_rates import TokenRates
-from treegen.ir.arrays import Ints, Longs
+from treegen.ir.arrays import Bools, Ints, Longs
 from treegen.ir.errors import InputError
 from treegen.ir.live_batch import LiveBatch
 from treegen.ir.request_schedule import RequestSchedule
 from treegen.ir.request_tables import RUNNING_FIELDS
-from treegen.runtime.planned_requests import ALONE_US, MOST_LOOKED_AT, PlannedRequests, Served
+from treegen.runtime.lateness import LEAST_GROWN, LEAST_SHORT, Growth, LateFacts, LateRequests, LateTokens
+from treegen.runtime.planned_requests import ALONE_US, MOST_LOOKED_AT, Served
 
-_BEGUN_TOKENS, _LINES = 11, 14
-"""A line of the state in planned_seats.c, and the number of all."""
+_SAME, _IS_OTHER, _LINES = 4, 5, 16
+"""Lines of the state in planned_seats.h, and the number of all."""
+_Facts = ctypes.c_int64 * 5
 
 
 class _SeatedPlan(ctypes.Structure):
     _fields_ = (
-        *((name, ctypes.c_int64) for name in ("known", "claims", "in_chunks")),
-        *((name, ctypes.c_void_p) for name in ("fields", "claim", "planned_tokens")),
+        *((name, ctypes.c_int64) for name in ("known", "claims", "in_chunks", "then_seats")),
+        *((name, ctypes.c_void_p) for name in ("fields", "then", "claim")),
+        ("queries", ctypes.c_int64),
+        ("query_rows", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("seats", "is_seen")),
         ("state", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("page_size", "most_looked_at", "window_left")),
@@ -31,31 +36,40 @@ class _SeatedPlan(ctypes.Structure):
     )
 
 
-def requests_of(made: RequestSchedule, tokens: Longs, rates: TokenRates) -> PlannedRequests:
-    """Makes the requests that a plan serves, in C where that is possible. Arguments are those of PlannedRequests."""
-    return (PlannedRequests if c_library.library() is None else CompiledRequests)(made, tokens, rates)
+def requests_of(made: BatchTables, then: LiveBatch, rates: TokenRates) -> LateRequests | CompiledRequests:
+    """Makes the requests that a plan serves, in C where that is possible. See LateRequests."""
+    if c_library.library() is None:
+        return LateRequests(made.schedule, then, rates)
+    return CompiledRequests(made, then, rates)
 
 
-class CompiledRequests(PlannedRequests):
-    """PlannedRequests whose seats are looked at in C. See there."""
+class CompiledRequests:
+    """LateRequests in C. See there.
 
-    def __init__(self, made: RequestSchedule, tokens: Longs, rates: TokenRates) -> None:
-        library, known = c_library.library(), len(made.epoch)
+    Args:
+        made: The plan.
+        then: The batch at the plan, which stays as it is.
+        rates: The time that tokens take.
+    """
+
+    def __init__(self, made: BatchTables | RequestSchedule, then: LiveBatch, rates: TokenRates) -> None:
+        library, fields, claims, queries = c_library.library(), made.seats, made.claims, made.queries
         assert library is not None
-        claims, state = np.empty((3, len(made.claims)), np.int64), np.empty((_LINES, known), np.int32)
-        self._library = library
+        count, table = len(claims), then.table
+        claim, state = np.empty(3 * count, np.int64), np.empty((_LINES, table.shape[1]), np.int32)
+        self._library, self._kept = library, (fields, claim, table, queries)  # C reads these
         self._states: tuple[Ints, ...] = (state,)  # C uses one of them
         self._planned = _SeatedPlan(
-            *(known, len(made.claims), made.chunks is not None),
-            *(made.seats.ctypes.data, claims.ctypes.data, tokens.ctypes.data),
-            *(known, 0, state.ctypes.data),
-            *(0, MOST_LOOKED_AT, rates.window_left),
+            *(fields.shape[1], count, made.chunks is not None, table.shape[1]),
+            *(fields.ctypes.data, table.ctypes.data, claim.ctypes.data),
+            *((0, None) if queries is None else (len(queries.rows), queries.rows.ctypes.data)),
+            *(table.shape[1], 0, state.ctypes.data),
+            *(then.page_size, MOST_LOOKED_AT, rates.window_left),
             *(rates.token_us, rates.lone_token_us, ALONE_US),
         )
         self._at = ctypes.addressof(self._planned)
         self._batch: tuple[Ints, int] | None = None  # the table of the batch that was seen last, and its address
-        library.begin_requests(self._at, made.claims.ctypes.data)
-        super().__init__(made, tokens, rates, claims)
+        library.begin_requests(self._at, claims.ctypes.data)
 
     def __reduce__(self) -> NoReturn:
         raise InputError("requests", "CompiledRequests", "cannot be copied: they hold addresses", "make others")
@@ -68,31 +82,54 @@ class CompiledRequests(PlannedRequests):
         """See PlannedRequests."""
         return self._serve(batch, inherits=False)
 
-    def running(self, batch: LiveBatch, others: Longs) -> Ints:
-        """See PlannedRequests. others: those of the last call of `served` or `inherit`."""
+    def same_seats(self) -> Bools:
+        """See Served.same."""
+        same: Bools = self._state[_SAME].astype(np.bool_)
+        return same
+
+    def other_seats(self) -> Longs:
+        """See Served.others."""
+        return self._state[_IS_OTHER].nonzero()[0]
+
+    def planned(self, batch: LiveBatch, served: Served) -> Bools:
+        """See PlannedRequests. served: of the last call of `served` or `inherit`, here and below."""
+        made = np.empty(len(batch.row), np.bool_)
+        self._library.planned_requests(self._at, self._address_of(batch), made.ctypes.data)
+        return made
+
+    def running(self, batch: LiveBatch, served: Served) -> Ints:
+        """See PlannedRequests."""
         made = np.empty((len(RUNNING_FIELDS), len(batch.row)), np.int32)
         self._library.running_requests(self._at, self._address_of(batch), made.ctypes.data)
         return made
 
-    def late_tokens(self, batch: LiveBatch, served: Served, shared: Ints) -> tuple[int, int, int, int]:
-        """See PlannedRequests."""
-        facts, both = (ctypes.c_int64 * 4)(), min(len(batch.row), len(shared))
-        self._library.late_tokens(self._at, self._address_of(batch), shared.ctypes.data, both, facts)
-        alone, most, unused, longer = facts
-        return alone, most, unused, longer
+    def late_tokens(self, batch: LiveBatch, served: Served) -> LateTokens:
+        """See LateRequests."""
+        facts = _Facts()
+        self._library.late_tokens(self._at, self._address_of(batch), ctypes.addressof(facts))
+        return LateTokens(*facts[:4])
 
-    def begun(self, seats: Longs) -> Longs:
-        """See PlannedRequests."""
-        state = next(each for each in self._states if each.ctypes.data == self._planned.state)
-        tokens: Longs = state[_BEGUN_TOKENS].take(seats).astype(np.int64)
-        return tokens
+    def late_facts(self, batch: LiveBatch, served: Served) -> LateFacts:
+        """See LateRequests."""
+        facts = _Facts()
+        self._library.late_facts(self._at, self._address_of(batch), ctypes.addressof(facts))
+        return LateFacts(*facts)
+
+    def growth(self, batch: LiveBatch, served: Served) -> Growth:
+        """See LateRequests."""
+        facts = _Facts()
+        table = self._address_of(batch)
+        self._library.growth(self._at, table, LEAST_SHORT, LEAST_GROWN, ctypes.addressof(facts))
+        return Growth(bool(facts[0]), facts[1], facts[2])
 
     def _serve(self, batch: LiveBatch, *, inherits: bool) -> Served:
-        table = self._address_of(batch)
-        same, others = np.empty(self._planned.seats, np.bool_), np.empty(self._planned.seats, np.int64)
-        self._planned.page_size = batch.page_size
-        found = self._library.serve_requests(self._at, table, inherits, same.ctypes.data, others.ctypes.data)
-        return Served(self, batch, same, others[: found >> 1], bool(found & 1))
+        worse = self._library.serve_requests(self._at, self._address_of(batch), inherits)
+        return Served(self, batch, worse=bool(worse))
+
+    @property
+    def _state(self) -> Ints:
+        """The state that C uses."""
+        return next(each for each in self._states if each.ctypes.data == self._planned.state)
 
     def _address_of(self, batch: LiveBatch) -> int:
         """Returns the address of the batch's table, for which the state has room.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from copy import copy
 
 from treegen.backends.batch_form import BatchForm
-from treegen.compiled.tree_by_request import plans_are_compiled, tree_of
+from treegen.compiled.batch_tree import BatchTree
 from treegen.environment import shares
 from treegen.ir.live_batch import LiveBatch
 from treegen.ir.parts import InParts, go_on
@@ -13,7 +13,6 @@ from treegen.runtime.batch_plans import BatchPlan, planning
 from treegen.runtime.replanning import Replanning
 from treegen.search.batch_choices import BatchChoices
 from treegen.strategies import Strategy
-from treegen.target.problem import Problem
 from treegen.target.targets import Target
 from treegen.timed import phase
 
@@ -63,9 +62,8 @@ class NextPlan:
             return go_on(self._parts, parts)
 
     def _made(self) -> InParts[BatchPlan]:
-        tree = self._replanning.steady(self.batch, tree_of(self.then, shared=shares()))
-        if not plans_are_compiled(tree):
+        tree = self._replanning.steady(self.batch, BatchTree.of_batch(self.then, shared=shares()))
+        if tree.columns is None:
             yield
-        problem = Problem(tree, self._form.shape, self._target)
         free_share = self._replanning.free_share(self.batch)
-        return (yield from planning(problem, self._wanted, self._choices, self._form, free_share))
+        return (yield from planning(tree, self._target, self._wanted, self._choices, self._form, free_share))

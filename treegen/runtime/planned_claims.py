@@ -33,15 +33,12 @@ class PlannedClaims:
 
     Args:
         made: The plan's schedule.
-        table: The table of its claims, if the caller has it.
     """
 
-    def __init__(self, made: RequestSchedule, table: Longs | None = None) -> None:
+    def __init__(self, made: RequestSchedule) -> None:
         self._made = made
-        if table is None:
-            table = np.empty((3, len(made.claims)), np.int64)
-            table[0], table[1], table[2] = made.claiming(), made.claims[:, 0], made.claims[:, 2]
-        self.table = table
+        self.table = np.empty((3, len(made.claims)), np.int64)
+        self.table[0], self.table[1], self.table[2] = made.claiming(), made.claims[:, 0], made.claims[:, 2]
         self.is_owner = np.zeros(len(made.epoch), np.bool_)
         self.is_owner[self.table[1]] = True
         self.heirs: dict[int, Heir] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 
@@ -33,26 +34,17 @@ class PlannedRequests:
     assumes. The rest are served alone.
 
     made: the plan's schedule. epochs: by seat, those that the plan was made for; NO_EPOCH where it knows no request.
-    with_queries: whether requests may have several query rows.
 
     Args:
         made: The plan's schedule.
         tokens: By seat, the tokens of the requests that it was made for.
         rates: The time that tokens take, by which a request is too long for a seat; without them, only room counts.
-        claims: The table of PlannedClaims, if the caller has it.
     """
 
-    def __init__(
-        self,
-        made: RequestSchedule,
-        tokens: Longs | None = None,
-        rates: TokenRates | None = None,
-        claims: Longs | None = None,
-    ) -> None:
+    def __init__(self, made: RequestSchedule, tokens: Longs | None = None, rates: TokenRates | None = None) -> None:
         self._tokens, self._rates = tokens, rates
-        self.with_queries = made.queries is not None
         self.made, self.epochs = made, made.epoch
-        self._known, self._claims = made.epoch != NO_EPOCH, PlannedClaims(made, claims)
+        self._known, self._claims = made.epoch != NO_EPOCH, PlannedClaims(made)
         self._begun: dict[int, tuple[int, int]] = {}  # by seat: the epoch of another request, and its tokens then
         self._seen: Ints | None = None  # rows, epochs and sharing by seat, when `served` was asked last
         self._same = _NO_SEATS
@@ -71,7 +63,7 @@ class PlannedRequests:
         """
         served, again = self.served(batch), set[int]()
         for owner in sorted(self._ended) if self.made.chunks is None else ():
-            claims = self._claims.of_running(owner, served.same)
+            claims = self._claims.of_running(owner, self._same)
             lost = len(self._claims.lost(batch, claims))
             served.worse |= lost > 0
             if lost > (owner in self._others):
@@ -80,17 +72,13 @@ class PlannedRequests:
         self._ended.clear()
         if again := again & self._arrived:
             served.worse |= self._look_again(batch, again)
-            served.others = self._sorted_others()
         return served
 
-    def running(self, batch: LiveBatch, others: Longs) -> Ints:
-        """Returns the running requests of a batch as kernels are to see them, `[RUNNING_FIELDS, seats]`.
-
-        others: as of `Served`.
-        """
+    def running(self, batch: LiveBatch, served: Served) -> Ints:
+        """Returns the running requests of a batch as kernels are to see them, `[RUNNING_FIELDS, seats]`."""
         table = running_requests(batch)
-        if len(others):
-            table[1, others] = self.epochs.take(others)
+        if len(served.others):
+            table[1, served.others] = self.epochs.take(served.others)
         for ended, (heir, pages) in self._claims.heirs.items():
             table[2:, ended] = batch.row.item(heir), pages
         return table
@@ -110,7 +98,7 @@ class PlannedRequests:
             changed, worse = {*(now != self._seen).nonzero()[1].tolist()}, False
             self._seen[:], self._same = now, self._same.copy()
         worse |= self._look_at(batch, changed)
-        return Served(self, batch, self._same, self._sorted_others(), worse)
+        return Served(self, batch, worse=worse)
 
     def _look_at(self, batch: LiveBatch, changed: set[int]) -> bool:
         """Updates which requests are the same as planned, and which others the plan serves. Returns whether one of
@@ -156,7 +144,12 @@ class PlannedRequests:
                 worse = True
         return worse
 
-    def _sorted_others(self) -> Longs:
+    def same_seats(self) -> Bools:
+        """See Served.same."""
+        return self._same
+
+    def other_seats(self) -> Longs:
+        """See Served.others."""
         return np.array(sorted(self._others), np.int64)
 
     def same(self, batch: LiveBatch) -> Bools:
@@ -168,9 +161,10 @@ class PlannedRequests:
         same[: len(row)] &= row >= 0
         return same
 
-    def planned(self, batch: LiveBatch, same: Bools, others: Longs) -> Bools:
-        """Tells for each seat of a later batch whether the plan serves its request. same, others: see above."""
-        made, planned = self.made, same.copy()
+    def planned(self, batch: LiveBatch, served: Served) -> Bools:
+        """See Served.planned."""
+        made, same, others = self.made, served.same, served.others
+        planned = same.copy()
         if len(others):
             tokens = batch.tokens.take(others)
             planned[others] = (tokens <= made.most.take(others)) & (tokens >= made.least.take(others))
@@ -190,29 +184,6 @@ class PlannedRequests:
         """Counts the claims on seats whose requests have gone. same: see above."""
         kept = same.take(self._claims.table[1])
         return len(kept) - int(np.count_nonzero(kept))
-
-    def late_tokens(self, batch: LiveBatch, served: Served, shared: Ints) -> tuple[int, int, int, int]:
-        """Counts the tokens that a late plan may add to a step: a quick bound on its cost.
-
-        Requests that have got too long or too short for another one's seat since they came are left out.
-
-        Args:
-            batch: The running requests, which have one query row each.
-            served: Which of them the plan serves.
-            shared: By seat, the tokens that requests were known to share at the plan.
-
-        Returns:
-            The requests that may be alone; the tokens of the longest request; the tokens that requests share more than
-            at the plan; and the most tokens by which one is longer than the request whose place it has.
-        """
-        both, same, others = min(len(batch.row), len(shared)), served.same, served.others
-        alone = len(batch) - int(np.count_nonzero(same)) - len(others) + self.lost_claims(same)
-        unused = np.maximum(batch.shared_tokens[:both] - shared[:both], 0)
-        longer = 0
-        if len(others) and self._tokens is not None and self._rates is not None:
-            then, _ = self._rates.read(self._tokens.take(others), others)
-            longer = max(largest(batch.tokens.take(others) - then), 0)
-        return alone, largest(batch.tokens), int(np.add.reduce(unused, dtype=np.int64)), longer
 
     def begun(self, seats: Longs) -> Longs:
         """Returns the tokens that other requests in these seats had when they were first looked at."""
@@ -240,23 +211,46 @@ class PlannedRequests:
         return longer_us > ALONE_US + again * rates.token_us
 
 
-class Served:
-    """Which requests of a batch a plan serves. It is asked before the batch changes.
+class AsksRequests(Protocol):
+    """What Served asks: PlannedRequests, in Python or in C."""
 
-    same: by seat, whether the request that the plan was made for still runs. others: the seats, ascending, in which the
-    plan serves another request than it was made for, unless that has got too long or too short since it came; the
-    kernel is given the plan's epoch there. worse: whether requests may have come to be served alone, or to share more
-    than the plan assumes, since the last call of `PlannedRequests.served`.
+    def same_seats(self) -> Bools:
+        """See Served.same."""
+
+    def other_seats(self) -> Longs:
+        """See Served.others."""
+
+    def planned(self, batch: LiveBatch, served: Served) -> Bools:
+        """See Served.planned."""
+
+
+class Served:
+    """Which requests of a batch a plan serves. It is asked before the batch changes, and before the next call of
+    `PlannedRequests.served`.
+
+    worse: whether requests may have come to be served alone, or to share more than the plan assumes, since the last
+    call.
     """
 
-    def __init__(self, requests: PlannedRequests, batch: LiveBatch, same: Bools, others: Longs, worse: bool) -> None:
-        self._requests, self._batch = requests, batch
-        self.same, self.others, self.worse = same, others, worse
+    def __init__(self, requests: AsksRequests, batch: LiveBatch, *, worse: bool) -> None:
+        self._requests, self._batch, self.worse = requests, batch, worse
+
+    @cached_property
+    def same(self) -> Bools:
+        """By seat, whether the request that the plan was made for still runs."""
+        return self._requests.same_seats()
+
+    @cached_property
+    def others(self) -> Longs:
+        """The seats, ascending, in which the plan serves another request than it was made for, unless that has got too
+        long or too short since it came; the kernel is given the plan's epoch there.
+        """
+        return self._requests.other_seats()
 
     @cached_property
     def planned(self) -> Bools:
         """By seat, whether the plan serves the request. A step can begin without it: step kernels find out."""
-        return self._requests.planned(self._batch, self.same, self.others)
+        return self._requests.planned(self._batch, self)
 
 
 def running_requests(batch: LiveBatch) -> Ints:

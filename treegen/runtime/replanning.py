@@ -13,10 +13,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
-
+from treegen.compiled.batch_tree import BatchTree
 from treegen.cost.token_rates import TokenRates
-from treegen.ir.arrays import Ints, largest
+from treegen.ir.arrays import Ints
 from treegen.ir.live_batch import LiveBatch
 from treegen.ir.request_tables import RequestRoom
 from treegen.ir.tree import Tree
@@ -26,17 +25,6 @@ from treegen.runtime.late_plan import LateCost, LatePlan
 from treegen.runtime.planned_requests import ALONE_US, Served, running_requests
 from treegen.runtime.steady_sharing import SteadySharing
 
-GROWN = 128
-"""Tokens that a request gains before `refresh` makes a new plan.
-
-On an H200, 64 requests of 4,096 tokens take 1.04 times as long with a plan made 128 tokens earlier as with a new one.
-"""
-_LEAST_GROWN = 16
-"""Tokens that requests gain at least before they are long for a plan that was made when they had few of their own."""
-_LEAST_SHORT = 16
-"""`refresh` plans anew where a request lacks this many tokens of what the plan asks for; one that lacks fewer soon has
-them.
-"""
 _PLAN_US = 2000.0
 """Microseconds that the host takes to plan, roughly: NumPy took 1 to 2.5 ms between other work beside an H200."""
 _PART_US = 600.0
@@ -110,9 +98,7 @@ class Replanning:
         self.plans, self._late_us, self._steps = self.plans + 1, 0.0, 0
         before = self._lives[1] if self._seen is not None and self._seen.batch is batch else _AloneShare()
         self._lives, self._free_share = (before, _AloneShare()), planned.free_share
-        shared, sharing = then.shared_tokens.copy(), (then.shared_with >= 0).nonzero()[0]
-        np.maximum.at(shared, then.shared_with.take(sharing), then.shared_tokens.take(sharing))  # also of owners
-        self._late_plan = LatePlan(planned.schedule, planned.problem.tree, shared, self._room, self._rates)
+        self._late_plan = LatePlan(planned.tables, planned.tree, then, self._room, self._rates)
         self._served, self._seen = None, _PlannedBatch(batch, then.changes, len(then), then.tokens)
 
     def forget_plan(self) -> None:
@@ -170,7 +156,7 @@ class Replanning:
             seen is None
             or not self._knows(batch)
             or 8 * len(batch) < 7 * seen.requests
-            or self._outgrows(batch, seen)
+            or self._outgrows(batch)
             or (self._may_lose(batch) and self._saves_time(batch))
         )
 
@@ -205,38 +191,30 @@ class Replanning:
         before, present = (life.mean for life in self._lives)
         return (before + present) / 2 if before and present else 0.0
 
-    def steady(self, batch: LiveBatch, tree: Tree) -> Tree:
+    def steady(self, batch: LiveBatch, made: BatchTree) -> BatchTree:
         """Makes the tree to plan for: the batch's own, or one that shares less where plans have not held."""
         seen, most = self._seen, 0
         if self._steps and seen is not None and seen.batch is batch and not self._room.chunk:
             most = int(self._sharing.allowance(self._late_us / self._steps, self._steps) / self._rates.token_us)
         self._sharing.spared_us = 0.0
-        if not most or tree.requests is None or tree.requests.queries is not None:
-            return tree
-        made = without_small_shares(tree.row_node, tree.topology, tree.requests, most)
-        if made is None:
-            return tree
-        parts, topology, requests = made
+        if not most or not made.shares_tokens or made.has_queries:
+            return made
+        tree = made.tree
+        assert tree.requests is not None
+        less = without_small_shares(tree.row_node, tree.topology, tree.requests, most)
+        if less is None:
+            return made
+        parts, topology, requests = less
         again = int(tree.requests.shared_tokens.sum() - requests.shared_tokens.sum())
         self._sharing.spared_us = again * self._rates.token_us
-        return Tree(*parts, topology, requests)
+        return BatchTree.of_tree(Tree(*parts, topology, requests))
 
-    def _outgrows(self, batch: LiveBatch, seen: _PlannedBatch) -> bool:
+    def _outgrows(self, batch: LiveBatch) -> bool:
         """Says whether requests are too long or too short for the plan. Plans of chunks stay good for any lengths."""
         if self._room.chunk:
             return False
         assert self._late_plan is not None
-        served = self._served_by_plan(batch)
-        planned, others = served.planned, served.others
-        least = self._late_plan.least
-        short = batch.tokens[: len(least)] + _LEAST_SHORT <= least
-        if np.count_nonzero(short & planned[: len(least)]):
-            return True
-        grown = (batch.tokens - seen.tokens) * planned
-        if len(others):
-            begun = np.maximum(self._late_plan.requests.begun(others), seen.tokens.take(others))
-            grown[others] = (batch.tokens.take(others) - begun) * planned.take(others)
-        return has_outgrown(grown, seen.tokens, batch.shared_tokens, len(batch))
+        return self._late_plan.requests.growth(batch, self._served_by_plan(batch)).outgrows(len(batch))
 
     def _saves_time(self, batch: LiveBatch) -> bool:
         """Says whether a new plan takes less time than the present one has lost."""
@@ -247,7 +225,7 @@ class Replanning:
         """Returns the running requests as the kernel is to see them, `[RUNNING_FIELDS, seats]`."""
         if self._late_plan is None or self.is_new(batch):
             return running_requests(batch)
-        return self._late_plan.requests.running(batch, self._served_by_plan(batch).others)
+        return self._late_plan.requests.running(batch, self._served_by_plan(batch))
 
     def _served_by_plan(self, batch: LiveBatch) -> Served:
         """Returns which requests the present plan serves, after heirs have taken over from those that have ended."""
@@ -264,21 +242,3 @@ class Replanning:
             assert self._late_plan is not None
             self._cost = self._late_plan.cost(batch, served)
         return self._cost
-
-
-def has_outgrown(grown: Ints, tokens: Ints, shared: Ints, requests: int) -> bool:
-    """Says whether a plan is out of date because requests have grown.
-
-    One has grown by GROWN tokens, or an eighth of them by a quarter of what was their own: a plan for short tails of
-    requests gathers more of them in a work item than it should when they are long.
-
-    Args:
-        grown: Tokens that each request has gained since the plan.
-        tokens: Tokens of each at the plan.
-        shared: Those of them that it shares with others.
-        requests: The number of running requests.
-    """
-    most = largest(grown) if len(grown) else 0
-    if not _LEAST_GROWN <= most < GROWN:
-        return most >= GROWN
-    return 8 * int(np.count_nonzero(grown >= np.maximum(_LEAST_GROWN, (tokens - shared) // 4))) >= requests

@@ -139,24 +139,28 @@ class BatchChoices:
 
         The split of an earlier choice grows and shrinks with the tokens, so the number of work items stays the same.
         """
-        choice = go_on(self.choosing(problem))
+        choice = self.known(Figures.of(problem.tree)) or go_on(self.choosing(problem))
         assert choice is not None
         return choice
 
-    def choosing(self, problem: Problem) -> InParts[Choice]:
-        """Chooses in parts that take about the same time."""
-        figures = Figures.of(problem.tree)
-        bucket, tokens = figures.policy_bucket, figures.tokens
-        choice, known = self._choices.get(bucket, (None, 0))
+    def known(self, figures: Figures) -> Choice | None:
+        """Returns the choice of an earlier batch of the same bucket with about equal tokens, if there was one."""
+        tokens = figures.tokens
+        choice, known = self._choices.get(figures.policy_bucket, (None, 0))
         if choice is not None and known <= _DRIFT * tokens <= _DRIFT * _DRIFT * known:
             return choice if known == tokens else Choice(scaled(choice.strategy, tokens / known), choice.reason)
+        return None
+
+    def choosing(self, problem: Problem) -> InParts[Choice]:
+        """Chooses anew, in parts that take about the same time."""
+        figures = Figures.of(problem.tree)
         walks = walks_of(problem, self.config)
         yield
         weights = weights_from(walks, problem, self.config)
         yield
         measured = None if weights is None else self._measured(problem, figures.batch_bucket, weights)
         choice = measured or least(problem, weights, self.most_items)
-        self._choices[bucket] = choice, tokens
+        self._choices[figures.policy_bucket] = choice, figures.tokens
         yield
         return choice
 

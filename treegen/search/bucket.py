@@ -31,11 +31,17 @@ class Figures(NamedTuple):
     @classmethod
     def of(cls, tree: Tree) -> Figures:
         """Returns the figures of a tree."""
-        topology, rows = tree.topology, tree.num_rows
-        tokens = topology.unique_tokens
-        sharing = topology.path_tokens / tokens if tokens else 0.0
-        private = topology.private_tokens / rows if rows else 0.0
-        return cls(rows, topology.levels, tokens, sharing, max(private, 1.0) if private else 0.0)
+        topology = tree.topology
+        return cls.of_counts(
+            *(tree.num_rows, topology.unique_tokens, topology.levels, topology.path_tokens, topology.private_tokens)
+        )
+
+    @classmethod
+    def of_counts(cls, rows: int, tokens: int, levels: int, path_tokens: int, private_tokens: int) -> Figures:
+        """Returns the figures of a tree with these numbers, which Topology has."""
+        sharing = path_tokens / tokens if tokens else 0.0
+        private = private_tokens / rows if rows else 0.0
+        return cls(rows, levels, tokens, sharing, max(private, 1.0) if private else 0.0)
 
     @property
     def policy_bucket(self) -> str:

@@ -1,0 +1,48 @@
+/* A tree by request, what is planned for it, and the functions that do so. */
+#pragma once
+#include <stdint.h>
+
+enum { ROW_NODE, SEES, ROW_OF_RANK, SEAT, EPOCH, ABOVE, SHARED, LENGTH, OF_ROW };
+enum { NODE, START, STOP, RANK_LO, RANK_HI, OWNER, FIRST, END, PARENT, RANK_OWN, SLOT, OF_NODE };
+
+/*
+ * A tree: the columns of its rows, and behind them those of its nodes, as treegen.ir.tree.requests.of_columns takes
+ * them. least: RequestKV.least, NULL for none.
+ */
+typedef struct {
+    int64_t requests, nodes;
+    const int32_t *words, *least;
+} BatchTree;
+
+static inline const int32_t *of_rows(const BatchTree *tree, int64_t column) {
+    return tree->words + column * tree->requests;
+}
+static inline const int32_t *of_nodes(const BatchTree *tree, int64_t column) {
+    return tree->words + OF_ROW * tree->requests + column * tree->nodes;
+}
+
+/* Options of treegen.strategies.cohort.Cohort, 0 for none, and the values of treegen.strategies.context_cuts. */
+typedef struct {
+    int64_t rows, split_shared_rows, split; /* rows: of a group */
+    double shares;
+    double room; /* from here on: how shares are cut */
+    int64_t step, most_parts, late_tokens;
+    double late;
+    int64_t most_made; /* parts */
+} Policy;
+
+/* treegen.schedule.by_request.ItemRoom, with the rows of a tile; tokens of tiles and packed runs as powers of two. */
+typedef struct {
+    int64_t height, tile_power, run_power, page_size, reserve;
+    const int32_t *unknown; /* the fields of a seat that the plan does not know */
+} Room;
+
+/* The numbers of a plan and its tables. seats: those that are described. widest: the most rows of a group. */
+typedef struct {
+    int64_t groups, segments, widest;
+    int64_t tiles, runs, items, entries, merged, partials, seats, claims;
+} TableSizes;
+
+int64_t cohort_plan(const BatchTree *tree, const Policy *policy, int32_t *made, int64_t room, TableSizes *sizes);
+int64_t item_tables(const BatchTree *tree, const int32_t *plan, const Room *room, int32_t *made, int64_t words,
+                    TableSizes *sizes);

@@ -1,0 +1,151 @@
+"""Trees by request of running batches: as columns, which C makes and reads, and as a Tree for all others."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+import treegen.compiled.c_library as c_library
+from treegen.ir.arrays import Ints, Longs, frozen, largest
+from treegen.ir.live_batch import LiveBatch
+from treegen.ir.tree import Tree
+from treegen.ir.tree.less_sharing import without_sharing
+from treegen.ir.tree.requests import OF_NODES, OF_ROWS, of_columns
+
+_SEAT, _SHARED, _LENGTH = 3, 6, 7
+"""Columns of rows, see treegen.ir.tree.requests.of_columns."""
+
+
+class TreeCounts(NamedTuple):
+    """What is counted of a tree.
+
+    rows: its rows. unique_tokens: the tokens that some row sees. levels: the most nodes of a path. path_tokens: the
+    tokens of all rows' paths together. private_tokens: those that exactly one row sees.
+    """
+
+    rows: int
+    unique_tokens: int
+    levels: int
+    path_tokens: int
+    private_tokens: int
+
+
+_OF_TOPOLOGY = TreeCounts._fields[1:]
+_Counts = ctypes.c_int64 * len(_OF_TOPOLOGY)
+
+
+class _Columns(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("requests", "nodes")),
+        *((name, ctypes.c_void_p) for name in ("words", "least")),
+    )
+
+
+class TreeColumns:
+    """The columns of a tree in which each request has one row, and each node is one span.
+
+    words: those of its rows, and behind them those of its nodes, as `of_columns` takes them. least: RequestKV.least.
+    address: of what C needs to know of the tree.
+    """
+
+    def __init__(self, words: Ints, requests: int, nodes: int, least: Ints | None = None) -> None:
+        self.words, self.requests, self.nodes, self.least = words, requests, nodes, least
+        of_least = None if least is None else least.ctypes.data
+        self._columns = _Columns(requests, nodes, words.ctypes.data, of_least)
+        self.address = ctypes.addressof(self._columns)
+
+    def of_row(self, column: int) -> Ints:
+        """Returns a column of the rows."""
+        return self.words[column * self.requests :][: self.requests]
+
+
+class BatchTree:
+    """The tree by request of a running batch. The Tree is made when somebody asks for it.
+
+    counts: what is counted of it. columns: its columns; None where NumPy plans for it.
+    """
+
+    counts: TreeCounts
+
+    def __init__(self, columns: TreeColumns | None, counts: TreeCounts, batch: LiveBatch | None = None) -> None:
+        self.columns, self.counts, self._batch = columns, counts, batch
+
+    @classmethod
+    def of_batch(cls, batch: LiveBatch, *, shared: bool = True) -> BatchTree:
+        """Makes the tree that `batch.tree(shared=shared)` makes. The batch stays as it is from then on.
+
+        Raises TreeError as that does.
+        """
+        library, requests = c_library.library(), len(batch)
+        if library is None or not requests or largest(batch.rows) > 1:
+            return cls.of_tree(batch.tree(shared=shared))
+        table, counts = batch.table, _Counts()
+        words = np.empty(requests * (OF_ROWS + 2 * OF_NODES), np.int32)
+        nodes = library.tree_by_request(
+            table.ctypes.data, table.shape[1], requests, shared, words.ctypes.data, ctypes.addressof(counts)
+        )
+        if nodes < 0:
+            return cls.of_tree(batch.tree(shared=shared))
+        words.setflags(False)  # type: ignore[call-arg]  # see treegen.ir.arrays.frozen
+        return cls(TreeColumns(words, requests, nodes), TreeCounts(requests, *counts), batch)
+
+    @classmethod
+    def of_tree(cls, tree: Tree) -> BatchTree:
+        """Takes a tree by request."""
+        topology, requests, columns = tree.topology, tree.requests, None
+        counts = TreeCounts(tree.num_rows, *(getattr(topology, name) for name in _OF_TOPOLOGY))
+        nodes, spans = len(tree.parent), topology.spans
+        if requests is not None and requests.queries is None and 0 < nodes == len(spans) and c_library.library():
+            of_rows = tree.row_node, tree.row_sees, topology.row_of_rank, *requests.of_requests
+            of_nodes = *spans.table, *requests.of_nodes, tree.parent, topology.rank_own, tree.kv.start
+            words = frozen(np.concatenate([*of_rows, *of_nodes]))
+            columns = TreeColumns(words, len(tree.row_node), nodes, requests.least)
+        made = cls(columns, counts)
+        made.__dict__["tree"] = tree
+        return made
+
+    @cached_property
+    def tree(self) -> Tree:
+        """The tree."""
+        columns, batch = self.columns, self._batch
+        assert columns is not None
+        assert batch is not None
+        end = OF_ROWS * columns.requests
+        of_rows = columns.words[:end].reshape(OF_ROWS, columns.requests)
+        of_nodes = columns.words[end:][: OF_NODES * columns.nodes].reshape(OF_NODES, columns.nodes)
+        known = dict(zip(_OF_TOPOLOGY, self.counts[1:], strict=True))
+        parts, topology, by_request = of_columns(batch.page_size, of_nodes, of_rows, known)
+        return Tree(*parts, topology, by_request)
+
+    def alone(self) -> BatchTree | None:
+        """Makes the tree in which requests share nothing, which have one row each; None where it is the same."""
+        if self._batch is not None:
+            return BatchTree.of_batch(self._batch, shared=False) if self.shares_tokens else None
+        assert self.tree.requests is not None
+        made = without_sharing(self.tree.requests)
+        if made is None:
+            return None
+        parts, topology, alone = made
+        return BatchTree.of_tree(Tree(*parts, topology, alone))
+
+    @property
+    def has_queries(self) -> bool:
+        """Whether requests have several query rows."""
+        return self.columns is None and self.tree.requests is not None and self.tree.requests.queries is not None
+
+    @property
+    def shares_tokens(self) -> bool:
+        """Whether some request shares tokens with another one."""
+        return self.counts.path_tokens > self.counts.unique_tokens
+
+    def tokens_of(self, seats: int) -> Longs:
+        """Returns by seat the tokens of the requests in the first `seats` seats, 0 where the tree has none."""
+        tokens = np.zeros(seats, np.int64)
+        if self.columns is not None:
+            tokens[self.columns.of_row(_SEAT)] = self.columns.of_row(_LENGTH)
+        elif self.tree.requests is not None:
+            tokens[self.tree.requests.seat] = self.tree.requests.length
+        return tokens

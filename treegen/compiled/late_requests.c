@@ -1,0 +1,98 @@
+/* What a plan costs some steps after it was made: what treegen.runtime.lateness and .planned_requests count. */
+#include "planned_seats.h"
+
+/*
+ * Marks the requests that the plan serves, of those that serve_requests found: without those that have got too long or
+ * too short for another's seat, or have another number of query rows.
+ */
+static void mark_planned(const Planned *plan, const Batch *batch) {
+    const int32_t *same = line(plan, SAME), *other = line(plan, IS_OTHER);
+    int32_t *planned = line(plan, PLANNED);
+    for (int64_t seat = 0; seat < plan->seats; seat++) {
+        int32_t tokens = of_batch(batch, TOKENS, seat), rows = seat < plan->queries ? plan->query_rows[seat] : 1;
+        int fits = other[seat] && field(plan, LEAST, seat) <= tokens && tokens <= field(plan, MOST, seat);
+        planned[seat] = (other[seat] ? fits : same[seat]) && of_batch(batch, ROWS, seat) == rows;
+    }
+    for (int64_t c = 0; c < plan->claims; c++)
+        if (!same[plan->claim[OWNER * plan->claims + c]] && !claim_holds(batch, c))
+            planned[plan->claim[CLAIMING * plan->claims + c]] = 0;
+}
+
+/* Finds the requests that the plan serves: `made` gets a byte for each of plan->seats seats. */
+int64_t planned_requests(const Planned *plan, const int32_t *table, char *made) {
+    Batch batch = {plan, table};
+    mark_planned(plan, &batch);
+    for (int64_t seat = 0; seat < plan->seats; seat++) made[seat] = (char)line(plan, PLANNED)[seat];
+    return 0;
+}
+
+/* Counts what treegen.runtime.lateness.late_facts counts, in its order. */
+int64_t late_facts(const Planned *plan, const int32_t *table, int64_t *facts) {
+    Batch batch = {plan, table};
+    int64_t again = 0, longer = 0, queries = 0, alone_tokens = 0, longest = 0;
+    mark_planned(plan, &batch);
+    for (int64_t seat = 0; seat < plan->seats; seat++) {
+        int64_t tokens = of_batch(&batch, TOKENS, seat), rows = of_batch(&batch, ROWS, seat);
+        int64_t read = read_of(plan, tokens), unread = tokens - read;
+        int64_t shared = at_least(of_batch(&batch, SHARED_TOKENS, seat) - unread, 0);
+        if (line(plan, IS_OTHER)[seat]) longer = at_least(longer, read - read_of(plan, at_plan(plan, TOKENS, seat)));
+        if (line(plan, PLANNED)[seat]) {
+            int64_t used = at_least(line(plan, SHARED_THEN)[seat] - unread, 0);
+            if (seat < plan->then_seats) again += at_least(shared - used, 0);
+        } else if (of_batch(&batch, ROW, seat) >= 0) {
+            again += shared + (rows - 1) * read;
+            alone_tokens += rows * read;
+            queries += rows;
+            longest = at_least(longest, read);
+        }
+    }
+    int64_t made[] = {again, longer, queries, alone_tokens, longest};
+    memcpy(facts, made, sizeof made);
+    return 0;
+}
+
+/*
+ * Counts how requests have grown, as treegen.runtime.lateness.Growth: whether one is too short, the most tokens that one
+ * has gained, and the requests that have gained `least` tokens and a quarter of what was their own.
+ */
+int64_t growth(const Planned *plan, const int32_t *table, int64_t short_by, int64_t least, int64_t *facts) {
+    Batch batch = {plan, table};
+    int64_t is_short = 0, most = 0, many = 0;
+    mark_planned(plan, &batch);
+    for (int64_t seat = 0; seat < at_most(plan->seats, plan->then_seats); seat++) {
+        int64_t tokens = of_batch(&batch, TOKENS, seat), then = at_plan(plan, TOKENS, seat);
+        int64_t own = then - of_batch(&batch, SHARED_TOKENS, seat);
+        if (!line(plan, PLANNED)[seat]) continue;
+        is_short |= seat < plan->known && tokens + short_by <= field(plan, LEAST, seat);
+        int64_t grown = tokens - (line(plan, IS_OTHER)[seat] ? at_least(line(plan, BEGUN_TOKENS)[seat], then) : then);
+        most = at_least(most, grown);
+        many += grown >= at_least(least, own / 4);
+    }
+    facts[0] = is_short;
+    facts[1] = most;
+    facts[2] = many;
+    return 0;
+}
+
+/*
+ * Counts what a plan that is late costs at most.
+ * facts: requests that may be alone; the tokens of the longest request; tokens that requests share more than at the
+ * plan; and the most tokens by which a request is longer than the one whose place it has.
+ */
+int64_t late_tokens(const Planned *plan, const int32_t *table, int64_t *facts) {
+    const int32_t *same = line(plan, SAME), *tokens = table + TOKENS * plan->seats, *shared = line(plan, SHARED_THEN);
+    int64_t alone = 0, most = 0, unused = 0, longer = 0;
+    for (int64_t seat = 0; seat < plan->seats; seat++) {
+        int is_other = line(plan, IS_OTHER)[seat];
+        alone += (table[ROW * plan->seats + seat] >= 0) - same[seat] - is_other;
+        most = at_least(most, tokens[seat]);
+        if (seat < plan->then_seats) unused += at_least(table[SHARED_TOKENS * plan->seats + seat] - shared[seat], 0);
+        if (is_other) longer = at_least(longer, tokens[seat] - read_of(plan, at_plan(plan, TOKENS, seat)));
+    }
+    for (int64_t c = 0; c < plan->claims; c++) alone += !same[plan->claim[OWNER * plan->claims + c]];
+    facts[0] = alone;
+    facts[1] = most;
+    facts[2] = unused;
+    facts[3] = longer;
+    return 0;
+}
