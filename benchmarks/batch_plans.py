@@ -38,7 +38,8 @@ from replan import flashinfer_wrapper
 from treegen import LiveBatch, PageTable, Shape
 from treegen.backends.batch_form import BatchForm
 from treegen.compiled import c_library
-from treegen.ir.request_tables import NO_REQUEST, RequestTables
+from treegen.compiled.table_words import TableWords
+from treegen.ir.request_tables import NO_REQUEST
 from treegen.runtime.batch_kernel import BatchKernel
 from treegen.search.batch_choices import BatchChoices
 from treegen.target.problem import Problem
@@ -53,13 +54,13 @@ class PackedOnly:
     """A program that packs plans as on a GPU, and runs nothing."""
 
     def __init__(self, form: BatchForm) -> None:
-        self._room, self._places = form.room, RequestTables.of(form.room)
+        self._words = TableWords(form.room)
         self._seats = NO_REQUEST.repeat(form.room.seats, 1)
         self.counters = torch.zeros(6, dtype=torch.int64)
 
     def load(self, made: Any, requests: Any) -> None:
         """Packs a plan."""
-        self._places.write(made, self._room, np.empty(self._places.copied, np.int32))
+        self._words.write(made, np.empty(self._words.places.copied, np.int32))
         self.seat(requests)
 
     def seat(self, requests: Any) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,12 +17,15 @@ from treegen import Shape
 from treegen.compiled import c_library
 from treegen.compiled.batch_tables import CompiledTables, tables_of
 from treegen.compiled.batch_tree import BatchTree
+from treegen.compiled.table_words import TableWords
+from treegen.ir.arrays import Ints
 from treegen.ir.errors import TreeError
 from treegen.ir.live_batch import LiveBatch
 from treegen.ir.plan import Plan
 from treegen.ir.positions import windowed_requests
+from treegen.ir.request_schedule import RequestSchedule
 from treegen.ir.tree import Tree
-from treegen.runtime.batch_room import RESERVE, batch_config
+from treegen.runtime.batch_room import RESERVE, batch_config, room_of
 from treegen.schedule.by_request import ItemRoom
 from treegen.schedule.query_runs import lower_requests
 from treegen.strategies import Strategy, cohort, deft_node, query
@@ -55,11 +59,24 @@ def check_tables(strategy: Strategy, tree: BatchTree, shape: Shape, *, in_c: boo
     known = lower_requests(plan, problem, room)
     check(made.plan, plan)
     check(made.schedule, known)
-    check((made.seats, made.claims), (known.seats, known.claims))
+    assert made.seated[:2] == (known.seats.shape[1], len(known.claims))
     assert made.widest == max(plan.group_rows, default=0)
     assert isinstance(made, CompiledTables) == in_c
     if isinstance(made, CompiledTables):
         assert made.sizes == known.sizes
+        check(words_of(made, shape), words_of(known, shape))
+
+
+def words_of(made: CompiledTables | RequestSchedule, shape: Shape) -> Ints:
+    """The words that a kernel copies to the device, in memory that was used before."""
+    sizes, config = made.sizes, batch_config(shape, TARGET)
+    room = room_of(shape, config, sizes.seats + 3, 100, max(sizes.items, 8))
+    table_words = TableWords(
+        replace(room, **{name: max(size, getattr(room, name)) for name, size in sizes._asdict().items()})
+    )
+    words = np.arange(table_words.places.copied, dtype=np.int32)
+    table_words.write(made, words)
+    return words
 
 
 @given(st.integers(0, 2**32))

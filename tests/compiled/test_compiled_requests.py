@@ -15,8 +15,9 @@ from support.forests import examples
 from support.random_batches import change, random_batch
 from treegen import LiveBatch, Shape
 from treegen.compiled import c_library
+from treegen.compiled.batch_tables import LoweredPlan
 from treegen.cost.token_rates import TokenRates
-from treegen.ir.request_schedule import RequestSchedule, SharedChunks
+from treegen.ir.request_schedule import SharedChunks
 from treegen.runtime.batch_room import batch_config
 from treegen.runtime.compiled_requests import CompiledRequests
 from treegen.runtime.lateness import LateRequests
@@ -28,9 +29,13 @@ from treegen.target.targets import target_from
 TARGET = target_from("h200")
 
 
-def planned(batch: LiveBatch, shape: Shape, reserve: int) -> RequestSchedule:
+def planned(batch: LiveBatch, shape: Shape, reserve: int, *, in_chunks: bool) -> LoweredPlan:
     problem, config = Problem(batch.tree(), shape, TARGET), batch_config(shape, TARGET)
-    return lower_by_request(query().plan(problem), problem, ItemRoom(config, shape.page_size, reserve))
+    plan = query().plan(problem)
+    made = lower_by_request(plan, problem, ItemRoom(config, shape.page_size, reserve))
+    return LoweredPlan(
+        plan, lambda: replace(made, chunks=SharedChunks(*np.zeros((3, 1), np.int32))) if in_chunks else made
+    )
 
 
 @given(st.integers(0, 2**32))
@@ -43,12 +48,10 @@ def test_the_plan_serves_the_same_requests(seed: int) -> None:
     if not len(batch):
         batch.add(100)
     shape = Shape(*source.choice([(8, 1, 64), (32, 8, 128)]), page_size=batch.page_size)
-    made = planned(batch, shape, source.choice([64, 4000]))
-    if source.random() < 0.1:
-        made = replace(made, chunks=SharedChunks(*np.zeros((3, 1), np.int32)))
+    made = planned(batch, shape, source.choice([64, 4000]), in_chunks=source.random() < 0.1)
     then = copy(batch)
     rates = TokenRates.of(batch_config(shape, TARGET), shape, TARGET, source.choice([-1, -1, 64]))
-    ours, theirs = CompiledRequests(made, then, rates), LateRequests(made, then, rates)
+    ours, theirs = CompiledRequests(made, then, rates), LateRequests(made.schedule, then, rates)
     for _ in range(source.choice([3, 30])):
         for _ in range(source.choice([0, 1, 1, 1, 4])):
             change(source, batch)

@@ -14,10 +14,11 @@ from treegen.backends.staging import staging_for, taken_at_once
 from treegen.backends.step_launches import counters_of, step_launches
 from treegen.backends.triton_program import ProgramRoom, TritonProgram
 from treegen.codegen.kernel_signature import ItemTables, MergeTables
+from treegen.compiled.batch_tables import BatchTables
+from treegen.compiled.table_words import TableWords
 from treegen.ir.arena import SURPLUS_MERGE, ArenaSizes
 from treegen.ir.arrays import Ints
-from treegen.ir.request_schedule import RequestSchedule
-from treegen.ir.request_tables import RUNNING_FIELDS, RequestTables
+from treegen.ir.request_tables import RUNNING_FIELDS
 from treegen.ir.work_items import ITEM_FIELDS
 from treegen.target.targets import takes_turns
 from treegen.target.tile_config import lanes_of
@@ -41,7 +42,8 @@ class RequestProgram:
     @for_kept_tensors()
     def __init__(self, form: BatchForm) -> None:
         room, shape = form.room, form.shape
-        self.form, self._places = form, RequestTables.of(room)
+        self.form, self._words = form, TableWords(room)
+        self._places = self._words.places
         device = form.pages.table.device
         table = torch.zeros(self._places.words, dtype=torch.int32, device=device)
         self._head = table[: self._places.copied]
@@ -77,11 +79,11 @@ class RequestProgram:
         self._bound: list[Any] | None = None
         self.load(None, NO_REQUESTS)
 
-    def load(self, made: RequestSchedule | None, requests: Ints) -> None:
+    def load(self, made: BatchTables | None, requests: Ints) -> None:
         """Takes a plan for the next steps, and the running requests as `seat` does. With None each is served alone."""
         head, room = staging_for(self._head, self._device), self.form.room
         words: Ints = head.numpy()
-        self._places.write(made or no_plan(room), room, words)
+        self._words.write(made or no_plan(room), words)
         self._places.write_running(requests, room, words[self._places.running :])
         self._head.copy_(head, non_blocking=True)
 

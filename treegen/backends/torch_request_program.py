@@ -9,9 +9,9 @@ from treegen.backends.batch_form import BatchForm, no_plan
 from treegen.backends.bound_call import Call, unbound
 from treegen.backends.kept_tensors import for_kept_tensors
 from treegen.backends.torch_program import TorchProgram
+from treegen.compiled.batch_tables import BatchTables
 from treegen.ir.arrays import Ints
 from treegen.ir.errors import InputError
-from treegen.ir.request_schedule import RequestSchedule
 from treegen.ir.request_tables import NO_REQUEST
 from treegen.schedule.expand import RunningRequests, expanded
 
@@ -26,9 +26,9 @@ class TorchRequestProgram:
         self._program: TorchProgram | None = None
         self.counters = torch.zeros(6, dtype=torch.int64, device="cpu")
 
-    def load(self, made: RequestSchedule | None, requests: Ints) -> None:
+    def load(self, made: BatchTables | None, requests: Ints) -> None:
         """See RequestProgram."""
-        self._made = made or no_plan(self._form.room)
+        self._made = no_plan(self._form.room) if made is None else made.schedule
         self.seat(requests)
 
     def seat(self, requests: Ints) -> None:

@@ -37,11 +37,18 @@ typedef struct {
     const int32_t *unknown; /* the fields of a seat that the plan does not know */
 } Room;
 
-/* The numbers of a plan and its tables. seats: those that are described. widest: the most rows of a group. */
+/*
+ * The sizes of a plan and its tables. widest: the most rows of a group. seats: those that are described. at: where the
+ * tables begin.
+ */
+enum { ITEM_TABLE, ENTRIES, ENTRY_INDPTR, ROW_TABLE, MERGE_ROWS, MERGE_INDPTR, MERGE_PARTIALS, SEATS, CLAIMS, TABLES };
 typedef struct {
     int64_t groups, segments, widest;
-    int64_t tiles, runs, items, entries, merged, partials, seats, claims;
+    int64_t tiles, runs, items, entries, rows, merged, partials, seats, claims;
+    int64_t at[TABLES];
 } TableSizes;
+
+enum { OF_ITEM = 8, OF_ENTRY = 5, OF_SEAT = 10, OF_CLAIM = 3 }; /* words of an entry of some tables */
 
 int64_t cohort_plan(const BatchTree *tree, const Policy *policy, int32_t *made, int64_t room, TableSizes *sizes);
 int64_t item_tables(const BatchTree *tree, const int32_t *plan, const Room *room, int32_t *made, int64_t words,

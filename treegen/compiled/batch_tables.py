@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from functools import cached_property, lru_cache
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -44,6 +44,10 @@ how many it needs.
 """
 
 
+_SEATS, _CLAIMS = 7, 8
+"""Numbers of tables, see batch_tables.h."""
+
+
 class _Policy(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("rows", "split_shared_rows", "split")),
@@ -61,14 +65,23 @@ class _Room(ctypes.Structure):
     )
 
 
-class _Sizes(ctypes.Structure):
-    _fields_ = tuple(
-        (name, ctypes.c_int64)
-        for name in (
-            *("groups", "segments", "widest", "tiles", "runs", "items", "entries"),
-            *("merged", "partials", "seats", "claims"),
-        )
+class TableSizes(ctypes.Structure):
+    """See batch_tables.h. at: where each table begins in the words."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("groups", "segments", "widest", "tiles", "runs", "items", "entries")),
+        *((name, ctypes.c_int64) for name in ("rows", "merged", "partials", "seats", "claims")),
+        ("at", ctypes.c_int64 * 9),
     )
+
+
+class SeatedTables(NamedTuple):
+    """The columns of seats and the claims of a schedule: how many there are, and their addresses."""
+
+    seats: int
+    claims: int
+    at_seats: int
+    at_claims: int
 
 
 class LoweredPlan:
@@ -88,16 +101,6 @@ class LoweredPlan:
         return largest(self.plan.group_rows) if len(self.plan) else 0
 
     @property
-    def claims(self) -> Ints:
-        """RequestSchedule.claims."""
-        return self.schedule.claims
-
-    @property
-    def seats(self) -> Ints:
-        """RequestSchedule.seats."""
-        return self.schedule.seats
-
-    @property
     def queries(self) -> Queries | None:
         """RequestSchedule.queries."""
         return self.schedule.queries
@@ -107,6 +110,12 @@ class LoweredPlan:
         """RequestSchedule.chunks."""
         return self.schedule.chunks
 
+    @property
+    def seated(self) -> SeatedTables:
+        """See SeatedTables."""
+        seats, claims = self.schedule.seats, self.schedule.claims
+        return SeatedTables(seats.shape[1], len(claims), c_library.address_of(seats), c_library.address_of(claims))
+
     def fits(self, room: RequestRoom) -> bool:
         """Tells whether there is room for the schedule."""
         return room.holds(self.schedule)
@@ -115,24 +124,29 @@ class LoweredPlan:
 class CompiledTables:
     """A plan and its tables as C made them. Plan and RequestSchedule are made when somebody asks for them.
 
-    seats, claims: those of the RequestSchedule. widest: the most rows of a group.
+    words, address: the plan and, behind it, its tables; the address of the first word. table_sizes: their sizes and
+    places. widest: the most rows of a group.
     """
 
     queries = chunks = None
 
-    def __init__(self, strategy: Strategy, config: KernelConfig, requests: int, words: Ints, sizes: _Sizes) -> None:
-        self._strategy, self._config, self._requests, self._words, self._sizes = (
+    def __init__(self, strategy: Strategy, config: KernelConfig, words: Ints, address: int, sizes: TableSizes) -> None:
+        self._strategy, self._config, self.words, self.address, self.table_sizes = (
             strategy,
             config,
-            requests,
             words,
+            address,
             sizes,
         )
         self.widest: int = sizes.widest
-        claims, seats = len(CLAIM_FIELDS) * sizes.claims, len(SEAT_FIELDS) * sizes.seats
-        end = len(words) - claims
-        self.claims = words[end:].reshape(sizes.claims, len(CLAIM_FIELDS))
-        self.seats = words[end - seats : end].reshape(len(SEAT_FIELDS), sizes.seats)
+
+    @property
+    def seated(self) -> SeatedTables:
+        """See SeatedTables."""
+        made = self.table_sizes
+        return SeatedTables(
+            made.seats, made.claims, *(self.address + 4 * made.at[table] for table in (_SEATS, _CLAIMS))
+        )
 
     def fits(self, room: RequestRoom) -> bool:
         """Tells whether there is room for the schedule."""
@@ -141,20 +155,16 @@ class CompiledTables:
     @property
     def sizes(self) -> ScheduleSizes:
         """RequestSchedule.sizes."""
-        made = self._sizes
+        made = self.table_sizes
         return ScheduleSizes(
-            *(made.seats, made.items, self._requests, made.entries, made.claims),
+            *(made.seats, made.items, made.rows, made.entries, made.claims),
             *(made.partials, made.partials, made.tiles, made.runs),
         )
-
-    @property
-    def _plan_words(self) -> int:
-        return 4 * self._sizes.groups + 1 + 5 * self._sizes.segments
 
     @cached_property
     def plan(self) -> Plan:
         """The plan."""
-        groups, segments, words = self._sizes.groups, self._sizes.segments, self._words[: self._plan_words]
+        groups, segments, words = self.table_sizes.groups, self.table_sizes.segments, self.words
         rows, indptr, tile = 2 * groups, 3 * groups, getattr(self._strategy, "tile", None)
         table = indptr + groups + 1
         return Plan.trusted(
@@ -163,7 +173,7 @@ class CompiledTables:
             words[:groups],
             words[groups:rows],
             words[indptr:table],
-            words[table:].reshape(5, segments),
+            words[table : table + 5 * segments].reshape(5, segments),
             words[rows:indptr],
             tiles=() if tile is None else (tile,),
         )
@@ -171,21 +181,24 @@ class CompiledTables:
     @cached_property
     def schedule(self) -> RequestSchedule:
         """The schedule."""
-        made = self._sizes
+        made = self.table_sizes
         lengths = (
-            *(made.items * len(ITEM_FIELDS), made.entries * len(ENTRY_FIELDS), made.items + 1, self._requests),
+            *(made.items * len(ITEM_FIELDS), made.entries * len(ENTRY_FIELDS), made.items + 1, made.rows),
             *(made.merged, made.merged + 1, made.partials),
+            *(len(SEAT_FIELDS) * made.seats, len(CLAIM_FIELDS) * made.claims),
         )
-        tables, end = [], self._plan_words
-        for length in lengths:
-            tables.append(self._words[end : end + length])
-            end += length
-        item, entry, entry_indptr, rows, merge_rows, merge_indptr, merge_partials = tables
-        schedule = schedule_of_tables(
-            self._config, item.reshape(-1, len(ITEM_FIELDS)), rows, merge_rows, merge_indptr, merge_partials
+        tables = [self.words[begin : begin + length] for begin, length in zip(made.at, lengths, strict=True)]
+        item, entry, entry_indptr, rows, merge_rows, merge_indptr, merge_partials, seats, claims = tables
+        items = item.reshape(-1, len(ITEM_FIELDS))
+        return RequestSchedule(
+            schedule_of_tables(self._config, items, rows, merge_rows, merge_indptr, merge_partials),
+            entry.reshape(-1, len(ENTRY_FIELDS)),
+            entry_indptr,
+            made.tiles,
+            made.runs,
+            seats.reshape(len(SEAT_FIELDS), made.seats),
+            claims.reshape(-1, len(CLAIM_FIELDS)),
         )
-        entries = entry.reshape(-1, len(ENTRY_FIELDS))
-        return RequestSchedule(schedule, entries, entry_indptr, made.tiles, made.runs, self.seats, self.claims)
 
 
 BatchTables: TypeAlias = "LoweredPlan | CompiledTables"
@@ -218,18 +231,19 @@ def _compiled(strategy: Strategy, tree: BatchTree, group: int, room: ItemRoom) -
         return None
     parts = policy.shares or (tree.counts.unique_tokens // policy.split if policy.split else 0)
     words = _WORDS_OF_REQUEST * columns.requests + _WORDS_OF_PART * int(min(parts, _MOST_EXPECTED)) + 256
-    sizes, needed = _Sizes(), 0
+    sizes, needed = TableSizes(), 0
     known = columns.address, ctypes.addressof(policy), ctypes.addressof(_room_of(room, group))
     while True:
         made = np.empty(words, np.int32)
-        needed = library.batch_tables(*known, made.ctypes.data, words, ctypes.addressof(sizes))
+        address = c_library.address_of(made)
+        needed = library.batch_tables(*known, address, words, ctypes.addressof(sizes))
         if needed <= words:
             break
         words = needed
     if needed <= 0:
         return None
     made.setflags(False)  # type: ignore[call-arg]  # see treegen.ir.arrays.frozen
-    return CompiledTables(strategy, room.config, columns.requests, made[:needed], sizes)
+    return CompiledTables(strategy, room.config, made, address, sizes)
 
 
 def _policy_of(strategy: Strategy, group: int) -> _Policy | None:

@@ -9,14 +9,11 @@ from typing import NamedTuple
 import numpy as np
 
 import treegen.compiled.c_library as c_library
-from treegen.ir.arrays import Ints, Longs, frozen, largest
+from treegen.ir.arrays import Ints, frozen, largest
 from treegen.ir.live_batch import LiveBatch
 from treegen.ir.tree import Tree
 from treegen.ir.tree.less_sharing import without_sharing
 from treegen.ir.tree.requests import OF_NODES, OF_ROWS, of_columns
-
-_SEAT, _SHARED, _LENGTH = 3, 6, 7
-"""Columns of rows, see treegen.ir.tree.requests.of_columns."""
 
 
 class TreeCounts(NamedTuple):
@@ -53,13 +50,9 @@ class TreeColumns:
 
     def __init__(self, words: Ints, requests: int, nodes: int, least: Ints | None = None) -> None:
         self.words, self.requests, self.nodes, self.least = words, requests, nodes, least
-        of_least = None if least is None else least.ctypes.data
-        self._columns = _Columns(requests, nodes, words.ctypes.data, of_least)
+        of_least = None if least is None else c_library.address_of(least)
+        self._columns = _Columns(requests, nodes, c_library.address_of(words), of_least)
         self.address = ctypes.addressof(self._columns)
-
-    def of_row(self, column: int) -> Ints:
-        """Returns a column of the rows."""
-        return self.words[column * self.requests :][: self.requests]
 
 
 class BatchTree:
@@ -84,13 +77,15 @@ class BatchTree:
             return cls.of_tree(batch.tree(shared=shared))
         table, counts = batch.table, _Counts()
         words = np.empty(requests * (OF_ROWS + 2 * OF_NODES), np.int32)
+        at, seats = c_library.address_of(table), table.shape[1]
         nodes = library.tree_by_request(
-            table.ctypes.data, table.shape[1], requests, shared, words.ctypes.data, ctypes.addressof(counts)
+            at, seats, requests, shared, c_library.address_of(words), ctypes.addressof(counts)
         )
         if nodes < 0:
             return cls.of_tree(batch.tree(shared=shared))
+        columns = TreeColumns(words, requests, nodes)
         words.setflags(False)  # type: ignore[call-arg]  # see treegen.ir.arrays.frozen
-        return cls(TreeColumns(words, requests, nodes), TreeCounts(requests, *counts), batch)
+        return cls(columns, TreeCounts(requests, *counts), batch)
 
     @classmethod
     def of_tree(cls, tree: Tree) -> BatchTree:
@@ -140,12 +135,3 @@ class BatchTree:
     def shares_tokens(self) -> bool:
         """Whether some request shares tokens with another one."""
         return self.counts.path_tokens > self.counts.unique_tokens
-
-    def tokens_of(self, seats: int) -> Longs:
-        """Returns by seat the tokens of the requests in the first `seats` seats, 0 where the tree has none."""
-        tokens = np.zeros(seats, np.int64)
-        if self.columns is not None:
-            tokens[self.columns.of_row(_SEAT)] = self.columns.of_row(_LENGTH)
-        elif self.tree.requests is not None:
-            tokens[self.tree.requests.seat] = self.tree.requests.length
-        return tokens

@@ -4,6 +4,7 @@
     cohort_plan.c       tree ──▶ plan        treegen.strategies.cohort
     item_tables.c       plan ──▶ schedule    treegen.schedule.by_request
     batch_tables.c      both in one call
+    table_words.c       schedule ──▶ words   treegen.ir.request_tables
     planned_seats.c     whom a plan serves   treegen.runtime.planned_requests
     late_requests.c     what it costs later  treegen.runtime.lateness
 
@@ -23,6 +24,9 @@ import subprocess
 import tempfile
 from functools import cache
 from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
 
 from treegen.autotune_cache.folders import cache_folder, make_folder, private_folder, refusal
 
@@ -32,6 +36,7 @@ _SOURCES = (
     "cohort_plan.c",
     "item_tables.c",
     "batch_tables.c",
+    "table_words.c",
     "planned_seats.c",
     "late_requests.c",
 )
@@ -42,6 +47,7 @@ _INT, _POINTER = ctypes.c_int64, ctypes.c_void_p
 _ARGUMENTS = {
     "tree_by_request": (_POINTER, _INT, _INT, _INT, _POINTER, _POINTER),
     "batch_tables": (_POINTER, _POINTER, _POINTER, _POINTER, _INT, _POINTER),
+    "write_tables": (_POINTER, _POINTER, _POINTER, _POINTER),
     "begin_requests": (_POINTER, _POINTER),
     "widen_state": (_POINTER, _POINTER, _INT),
     "serve_requests": (_POINTER, _POINTER, _INT),
@@ -78,6 +84,17 @@ def library() -> ctypes.PyDLL | None:
             return _compiled(compiler, private_folder(), digest)
     except (OSError, AttributeError, subprocess.SubprocessError):
         return None
+
+
+def address_of(array: npt.NDArray[Any]) -> int:
+    """Returns the address of a contiguous array, whose owner keeps it. In an eighth of the time of its `ctypes.data`
+    where it may be written to.
+    """
+    try:
+        return ctypes.addressof(ctypes.c_char.from_buffer(array))  # type: ignore[arg-type]  # before Python 3.12
+    except (TypeError, ValueError):  # it is read-only, or empty
+        address: int = array.ctypes.data
+        return address
 
 
 def _digest(compiler: str) -> str:

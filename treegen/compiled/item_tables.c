@@ -3,7 +3,6 @@
 #include "batch_tables.h"
 
 enum { LO = RANK_LO, HI = RANK_HI, OF_SEGMENT = RANK_HI + 1 }; /* lines of a plan's segments, as of nodes */
-enum { OF_ITEM = 8, OF_ENTRY = 5, OF_SEAT = 10, OF_CLAIM = 3 };
 
 /* A plan, with the columns of its tree that its tables follow from. least: NULL for none. */
 typedef struct {
@@ -251,28 +250,28 @@ int64_t item_tables(const BatchTree *tree, const int32_t *words_of_plan, const R
         merged += of_request[i] > 0;
         claims += write_claims(plan, room, i, NULL);
     }
-    int32_t *end = made;
-    Tables tables;
-    tables.items = end, end += items.items * OF_ITEM;
-    tables.entries = end, end += entries * OF_ENTRY;
-    tables.entry_indptr = end, end += items.items + 1;
-    tables.rows = end, end += n;
-    tables.merge_rows = end, end += merged;
-    tables.merge_indptr = end, end += merged + 1;
-    tables.merge_partials = end, end += partials;
-    tables.seats = end, end += OF_SEAT * width;
-    tables.claims = end, end += claims * OF_CLAIM;
-    if (end - made <= words) {
+    const int64_t length[] = {items.items * OF_ITEM, entries * OF_ENTRY, items.items + 1, n, merged,
+                              merged + 1, partials, OF_SEAT * width, claims * OF_CLAIM};
+    int64_t *at = sizes->at, end = 0;
+    for (int64_t table = 0; table < TABLES; table++) {
+        at[table] = end;
+        end += length[table];
+    }
+    if (end <= words) {
+        Tables tables = {made + at[ITEM_TABLE], made + at[ENTRIES], made + at[ENTRY_INDPTR], made + at[ROW_TABLE],
+                         made + at[MERGE_ROWS], made + at[MERGE_INDPTR], made + at[MERGE_PARTIALS], made + at[SEATS],
+                         made + at[CLAIMS]};
         write_items(plan, room, &items, order, &tables, sizes);
         write_merges(plan, &items, order, is_partial, of_request, &tables);
         write_seats(plan, room, width, merged, padded, &tables);
     }
     sizes->items = items.items;
     sizes->entries = entries;
+    sizes->rows = n;
     sizes->merged = merged;
     sizes->partials = partials;
     sizes->seats = width;
     sizes->claims = claims;
     free(memory.block);
-    return end - made;
+    return end;
 }

@@ -127,7 +127,7 @@ class BatchKernel(ExplainedKernel):
         self._begun = self._steps.clone()
         try:
             self.replanning.note_plan(begun.batch, begun.then, planned)
-            self.program.load(planned.schedule, self.replanning.running(begun.batch))
+            self.program.load(planned.tables, self.replanning.running(begun.batch))
             self._planned = planned
             self.replanning.note_seats(begun.batch)
         except BaseException:  # stopped in the middle: the next call plans anew

@@ -121,7 +121,7 @@ def planning(
             reason = choice.reason if strategy is choice.strategy else f"{choice.strategy} needs more room"
             left = free_share if strategy is choice.strategy and choice is not whole_gpu else 0.0
             return BatchPlan(tree, shape, target, Choice(strategy, reason), made, left)
-        if len(made.claims) > form.room.claims and tree.tree.requests is not None:
+        if made.seated.claims > form.room.claims and tree.tree.requests is not None:
             parts, topology, requests = shallow(tree.tree.requests, CLAIMS_PER_ROW)
             fewer = BatchTree.of_tree(Tree(*parts, topology, requests))
             return (yield from planning(fewer, target, wanted, choices, form, free_share))

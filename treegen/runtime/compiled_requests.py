@@ -9,11 +9,11 @@ import numpy as np
 
 import treegen.compiled.c_library as c_library
 from treegen.compiled.batch_tables import BatchTables
+from treegen.compiled.c_library import address_of
 from treegen.cost.token_rates import TokenRates
 from treegen.ir.arrays import Bools, Ints, Longs
 from treegen.ir.errors import InputError
 from treegen.ir.live_batch import LiveBatch
-from treegen.ir.request_schedule import RequestSchedule
 from treegen.ir.request_tables import RUNNING_FIELDS
 from treegen.runtime.lateness import LEAST_GROWN, LEAST_SHORT, Growth, LateFacts, LateRequests, LateTokens
 from treegen.runtime.planned_requests import ALONE_US, MOST_LOOKED_AT, Served
@@ -52,24 +52,24 @@ class CompiledRequests:
         rates: The time that tokens take.
     """
 
-    def __init__(self, made: BatchTables | RequestSchedule, then: LiveBatch, rates: TokenRates) -> None:
-        library, fields, claims, queries = c_library.library(), made.seats, made.claims, made.queries
+    def __init__(self, made: BatchTables, then: LiveBatch, rates: TokenRates) -> None:
+        library, queries, table = c_library.library(), made.queries, then.table
         assert library is not None
-        count, table = len(claims), then.table
+        known, count, at_seats, at_claims = made.seated
         claim, state = np.empty(3 * count, np.int64), np.empty((_LINES, table.shape[1]), np.int32)
-        self._library, self._kept = library, (fields, claim, table, queries)  # C reads these
+        self._library, self._kept = library, (made, claim, table)  # C reads these
         self._states: tuple[Ints, ...] = (state,)  # C uses one of them
         self._planned = _SeatedPlan(
-            *(fields.shape[1], count, made.chunks is not None, table.shape[1]),
-            *(fields.ctypes.data, table.ctypes.data, claim.ctypes.data),
-            *((0, None) if queries is None else (len(queries.rows), queries.rows.ctypes.data)),
-            *(table.shape[1], 0, state.ctypes.data),
+            *(known, count, made.chunks is not None, table.shape[1]),
+            *(at_seats, address_of(table), address_of(claim)),
+            *((0, None) if queries is None else (len(queries.rows), address_of(queries.rows))),
+            *(table.shape[1], 0, address_of(state)),
             *(then.page_size, MOST_LOOKED_AT, rates.window_left),
             *(rates.token_us, rates.lone_token_us, ALONE_US),
         )
         self._at = ctypes.addressof(self._planned)
         self._batch: tuple[Ints, int] | None = None  # the table of the batch that was seen last, and its address
-        library.begin_requests(self._at, claims.ctypes.data)
+        library.begin_requests(self._at, at_claims)
 
     def __reduce__(self) -> NoReturn:
         raise InputError("requests", "CompiledRequests", "cannot be copied: they hold addresses", "make others")
@@ -84,23 +84,24 @@ class CompiledRequests:
 
     def same_seats(self) -> Bools:
         """See Served.same."""
-        same: Bools = self._state[_SAME].astype(np.bool_)
+        same: Bools = self._state[_SAME] != 0
         return same
 
     def other_seats(self) -> Longs:
         """See Served.others."""
-        return self._state[_IS_OTHER].nonzero()[0]
+        seats: Longs = self._state[_IS_OTHER].nonzero()[0]
+        return seats
 
     def planned(self, batch: LiveBatch, served: Served) -> Bools:
         """See PlannedRequests. served: of the last call of `served` or `inherit`, here and below."""
         made = np.empty(len(batch.row), np.bool_)
-        self._library.planned_requests(self._at, self._address_of(batch), made.ctypes.data)
+        self._library.planned_requests(self._at, self._address_of(batch), address_of(made))
         return made
 
     def running(self, batch: LiveBatch, served: Served) -> Ints:
         """See PlannedRequests."""
         made = np.empty((len(RUNNING_FIELDS), len(batch.row)), np.int32)
-        self._library.running_requests(self._at, self._address_of(batch), made.ctypes.data)
+        self._library.running_requests(self._at, self._address_of(batch), address_of(made))
         return made
 
     def late_tokens(self, batch: LiveBatch, served: Served) -> LateTokens:
@@ -129,7 +130,7 @@ class CompiledRequests:
     @property
     def _state(self) -> Ints:
         """The state that C uses."""
-        return next(each for each in self._states if each.ctypes.data == self._planned.state)
+        return next(each for each in self._states if address_of(each) == self._planned.state)
 
     def _address_of(self, batch: LiveBatch) -> int:
         """Returns the address of the batch's table, for which the state has room.
@@ -144,6 +145,6 @@ class CompiledRequests:
                 raise InputError("batch", found, reason, "give that batch")
             if seats > self._planned.seats:
                 self._states = *self._states, np.empty((_LINES, seats), np.int32)
-                self._library.widen_state(self._at, self._states[-1].ctypes.data, seats)
-            self._batch = table, table.ctypes.data
+                self._library.widen_state(self._at, address_of(self._states[-1]), seats)
+            self._batch = table, address_of(table)
         return self._batch[1]

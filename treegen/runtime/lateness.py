@@ -152,9 +152,9 @@ class LateRequests(PlannedRequests):
     def growth(self, batch: LiveBatch, served: Served) -> Growth:
         """Counts how the requests have grown that the plan serves. The batch has as many seats as at the plan."""
         then, least, planned, others = self._then.tokens, self.made.least, served.planned, served.others
-        is_short = np.count_nonzero((batch.tokens[: len(least)] + LEAST_SHORT <= least) & planned[: len(least)]) > 0
+        short = (batch.tokens[: len(least)] + LEAST_SHORT <= least) & planned[: len(least)]
         grown = (batch.tokens - then) * planned
         if len(others):
             begun = np.maximum(self.begun(others), then.take(others))
             grown[others] = (batch.tokens.take(others) - begun) * planned.take(others)
-        return Growth.of(grown, then, batch.shared_tokens, is_short=is_short)
+        return Growth.of(grown, then, batch.shared_tokens, is_short=bool(np.count_nonzero(short)))

@@ -41,7 +41,7 @@ class PlannedRequests:
         rates: The time that tokens take, by which a request is too long for a seat; without them, only room counts.
     """
 
-    def __init__(self, made: RequestSchedule, tokens: Longs | None = None, rates: TokenRates | None = None) -> None:
+    def __init__(self, made: RequestSchedule, tokens: Ints | None = None, rates: TokenRates | None = None) -> None:
         self._tokens, self._rates = tokens, rates
         self.made, self.epochs = made, made.epoch
         self._known, self._claims = made.epoch != NO_EPOCH, PlannedClaims(made)
