@@ -56,7 +56,6 @@ class PackedOnly:
     def __init__(self, form: BatchForm) -> None:
         self._words = TableWords(form.room)
         self._seats = NO_REQUEST.repeat(form.room.seats, 1)
-        self.counters = torch.zeros(6, dtype=torch.int64)
 
     def load(self, made: Any, requests: Any) -> None:
         """Packs a plan."""

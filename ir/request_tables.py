@@ -151,7 +151,7 @@ class RequestTables(NamedTuple):
     read_rows: the seats of the entries of `rows`. queries (QUERY_FIELDS by seat), row_number, merge_number: empty where
     each request has one row. merge_indptr: -1 behind the end of the plan's last merge. lone_partials: the lone items'
     lists of partial slots, as in merge_partials; in batch-invariant mode those of all rows. shared (first and counts,
-    by seat) and shared_partials: see SharedChunks; empty in other modes.
+    by seat) and shared_partials: see SharedChunks; empty in other modes. age: the steps since the plan.
     """
 
     items: int
@@ -168,6 +168,7 @@ class RequestTables(NamedTuple):
     merge_number: int
     shared: int
     shared_partials: int
+    age: int
     merge_partials: int
     merge_indptr: int
     copied: int
@@ -202,6 +203,7 @@ class RequestTables(NamedTuple):
             "merge_number": room.queries * room.rows,
             "shared": 2 * room.seats if room.chunk else 0,
             "shared_partials": room.lone_partials if room.chunk else 0,
+            "age": 1,
             "merge_partials": room.merge_partials + 1,
         }
         for name, count in words.items():
@@ -244,7 +246,7 @@ class RequestTables(NamedTuple):
         ):
             head[place : place + len(table)] = table
         head[self.merge_indptr + len(schedule.merge_indptr) : self.copied] = -1  # behind the last merge
-        head[self.items : self.running] = 0
+        head[self.items : self.running] = head[self.age] = 0
         head[self.planned :][: schedule.items.size] = schedule.items.ravel()
         head[max(self.planned, self.alone) - len(ITEM_FIELDS)] = _first_free(len(schedule.items), room)
 

@@ -60,7 +60,7 @@ def list_merges(
 def settle_chunks(
     seats, seq_lens, table_rows, table, indptr,
     items, rows, merge_rows, merge_indptr, merge_partials, shared, shared_partials, tiles, packed_runs, states,
-    counters, num_seats, num_rows, lone_items, lone_tiles, lone_runs, room_tiles, room_runs, lone_partial0,
+    counters, age, num_seats, num_rows, lone_items, lone_tiles, lone_runs, room_tiles, room_runs, lone_partial0,
     batch_rows, table_stride, width, num_pages, window_left, chunk,
     N: tl.constexpr, P: tl.constexpr, B: tl.constexpr, S: tl.constexpr,
     TILE_WIDTH: tl.constexpr, RUN_WIDTH: tl.constexpr,
@@ -78,6 +78,7 @@ def settle_chunks(
     if program >= lone_items:
         if program == lone_items:
             tl.store(counters, tl.load(counters) + 1)
+            tl.store(age, tl.load(age) + 1)
         list_merges(
             seats, seq_lens, states, merge_rows, merge_indptr, (program - lone_items) * BLOCK,
             num_seats, batch_rows, window_left, chunk, BLOCK, WINDOWED,

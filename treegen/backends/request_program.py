@@ -10,7 +10,7 @@ from treegen.backends.batch_form import NO_REQUESTS, BatchForm, empty_schedule, 
 from treegen.backends.devices import kernel_capability, on_device
 from treegen.backends.kept_tensors import for_kept_tensors
 from treegen.backends.launch_tables import LaunchTables, Turns
-from treegen.backends.staging import staging_for, taken_at_once
+from treegen.backends.staging import copy_at_once, staging_for, taken_at_once
 from treegen.backends.step_launches import counters_of, step_launches
 from treegen.backends.triton_program import ProgramRoom, TritonProgram
 from treegen.codegen.kernel_signature import ItemTables, MergeTables
@@ -91,7 +91,10 @@ class RequestProgram:
         """Takes the running requests, `[RUNNING_FIELDS, seats]`."""
         running = staging_for(self._running, self._device) if self._kept is None else self._kept
         self._places.write_running(requests, self.form.room, running.numpy())
-        self._running.copy_(running, non_blocking=True)
+        if self._kept is None:
+            self._running.copy_(running, non_blocking=True)
+        else:
+            copy_at_once(self._running, running)
 
     def step(self) -> None:
         """Launches the step kernels."""
@@ -112,3 +115,8 @@ class RequestProgram:
     def counters(self) -> torch.Tensor:
         """The number of steps, and of requests by state over all steps, as int64 on the device."""
         return counters_of(self.tables)
+
+    @property
+    def plan_age(self) -> torch.Tensor:
+        """The number of steps since the last plan, as int32 `[1]` on the device."""
+        return self.tables["age"][:1]

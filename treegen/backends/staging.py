@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Callable
+from functools import cache
+
 import torch
 
 _TAKEN_AT_ONCE = 1 << 16
@@ -19,6 +23,34 @@ def staging_for(part: torch.Tensor, device: torch.device) -> torch.Tensor:
     each copy has its own buffer, and there are no more buffers than copies in flight at a time.
     """
     return torch.empty(part.shape, dtype=part.dtype, device="cpu", pin_memory=not taken_at_once(part, device))
+
+
+def copy_at_once(part: torch.Tensor, words: torch.Tensor) -> None:
+    """Copies ordinary host memory, which `taken_at_once`, to a part of a device, on the current stream.
+
+    On an H200 PyTorch takes 20 to 37 us for that between other work, and the CUDA driver 10 to 12.
+    """
+    copy, index = _driver_copy(), part.device.index
+    if copy is None or part.device.type != "cuda" or index != torch.cuda.current_device():
+        part.copy_(words, non_blocking=True)
+        return
+    from triton.runtime import driver
+
+    stream = driver.active.get_current_stream(index)
+    if copy(part.data_ptr(), words.data_ptr(), part.nbytes, stream):
+        part.copy_(words, non_blocking=True)  # raises what is wrong
+
+
+@cache
+def _driver_copy() -> Callable[[int, int, int, int], int] | None:
+    """Returns cuMemcpyHtoDAsync of the CUDA driver, which Triton loads as well; None where there is none."""
+    try:
+        copy = ctypes.CDLL("libcuda.so.1").cuMemcpyHtoDAsync_v2
+    except (OSError, AttributeError):
+        return None
+    copy.argtypes = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p
+    copy.restype = ctypes.c_int
+    return copy
 
 
 def taken_at_once(part: torch.Tensor, device: torch.device) -> bool:

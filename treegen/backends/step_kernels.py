@@ -207,7 +207,7 @@ def tokens_of_part(first, length, part, parts, UNIT: tl.constexpr):
 @triton.jit(do_not_specialize=SIZES)
 def settle_requests(
     seats, seq_lens, table_rows, table, indptr, qo_indptr,
-    items, rows, merge_rows, merge_indptr, lone_partials, tiles, packed_runs, states, counters, flags,
+    items, rows, merge_rows, merge_indptr, lone_partials, tiles, packed_runs, states, counters, age, flags,
     num_seats, num_rows, lone_items, lone_rows, lone_tiles, lone_runs, room_tiles, room_runs, lone_partial0,
     lone_list0, batch_rows, table_stride, width, num_pages, window_left,
     N: tl.constexpr, P: tl.constexpr, B: tl.constexpr, S: tl.constexpr,
@@ -237,6 +237,7 @@ def settle_requests(
     of_merge = program < lone_items // 2
     if program == 0:
         tl.store(counters, tl.load(counters) + 1)
+        tl.store(age, tl.load(age) + 1)
     if not any_alone:
         tl.store(item + 1, 0)
         tl.store(merge_rows + program, SURPLUS, mask=of_merge)

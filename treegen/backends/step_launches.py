@@ -127,7 +127,7 @@ def _settle(common: _Common) -> KernelLaunch:
     arguments = (
         *common.pages, *common.of_tables("alone", "rows"),
         tables["merge_rows"][room.rows + 1 :], tables["merge_indptr"][room.rows + 1 :],
-        *common.of_tables("lone_partials", "tiles", "packed_runs", "states", "counters", "flags"),
+        *common.of_tables("lone_partials", "tiles", "packed_runs", "states", "counters", "age", "flags"),
         room.seats, room.rows, room.lone_items, room.lone_rows, room.lone_tiles, room.lone_runs, room.tiles,
         room.packed_runs, room.slots, places.lone_partials - places.merge_partials, *common.bounds, form.window_left,
         *common.sizes, _TILES, _rows_of_item(form), SCANNED, *common.kinds, common.dependent,
@@ -142,7 +142,7 @@ def _deal(common: _Common) -> KernelLaunch:
     form, room = common.form, common.form.room
     tables = common.of_tables(
         "alone", "rows", "merge_rows", "merge_indptr", "lone_partials", "shared", "shared_partials",
-        "tiles", "packed_runs", "states", "counters",
+        "tiles", "packed_runs", "states", "counters", "age",
     )  # fmt: skip
     arguments = (
         *common.pages[:-1], *tables,

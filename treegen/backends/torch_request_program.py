@@ -25,10 +25,12 @@ class TorchRequestProgram:
         self._made, self.seats = no_plan(form.room), NO_REQUEST.repeat(form.room.seats, 1)
         self._program: TorchProgram | None = None
         self.counters = torch.zeros(6, dtype=torch.int64, device="cpu")
+        self.plan_age = torch.zeros(1, dtype=torch.int32, device="cpu")
 
     def load(self, made: BatchTables | None, requests: Ints) -> None:
         """See RequestProgram."""
         self._made = no_plan(self._form.room) if made is None else made.schedule
+        self.plan_age.zero_()
         self.seat(requests)
 
     def seat(self, requests: Ints) -> None:
@@ -58,6 +60,7 @@ class TorchRequestProgram:
         counts = np.bincount(states, minlength=6)
         counts[0] = 1
         self.counters += torch.from_numpy(counts)
+        self.plan_age += 1
 
     def bind(
         self,

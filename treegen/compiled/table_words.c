@@ -5,7 +5,7 @@
 /* Places of RequestTables, and its sizes. unknown: the fields of a seat that the plan does not know. */
 typedef struct {
     int64_t items, planned, running, entries, entry_indptr, read_rows, seats, claims, merge_partials, merge_indptr;
-    int64_t copied, second; /* second: of the word that says where the second list of items begins */
+    int64_t copied, age, second; /* second: of the word that says where the second list of items begins */
     int64_t room_of_seats, at_once;
     const int32_t *unknown;
 } Places;
@@ -24,6 +24,7 @@ int64_t write_tables(const int32_t *made, const TableSizes *sizes, const Places 
     for (int64_t s = 0; s < places->room_of_seats; s++, seat += OF_SEAT)
         for (int64_t field = 0; field < OF_SEAT; field++)
             seat[field] = s < sizes->seats ? made[sizes->at[SEATS] + field * sizes->seats + s] : places->unknown[field];
+    words[places->age] = 0;
     words[places->second] = sizes->items ? (int32_t)((sizes->items - 1) % places->at_once + 1) : 0;
     return 0;
 }

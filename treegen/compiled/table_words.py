@@ -13,7 +13,7 @@ from treegen.ir.work_items import ITEM_FIELDS
 
 _NAMES = (
     *("items", "planned", "running", "entries", "entry_indptr", "read_rows", "seats", "claims", "merge_partials"),
-    *("merge_indptr", "copied"),
+    *("merge_indptr", "copied", "age"),
 )
 
 

@@ -77,8 +77,6 @@ class BatchKernel(ExplainedKernel):
         self._calls: KeptCalls[Call] = KeptCalls()
         self._program: BatchProgram | None = None
         self._planned: BatchPlan | None = None
-        self._steps: torch.Tensor | None = None  # so far, on the device
-        self._begun: torch.Tensor | None = None  # those before the plan
         self._next: NextPlan | None = None  # that `refresh` has begun
         self._rows = 0
         with phase("load C"):
@@ -122,9 +120,6 @@ class BatchKernel(ExplainedKernel):
         if planned is None:
             self._next = begun
             return False
-        if self._steps is None:
-            self._steps = self.program.counters[:1]
-        self._begun = self._steps.clone()
         try:
             self.replanning.note_plan(begun.batch, begun.then, planned)
             self.program.load(planned.tables, self.replanning.running(begun.batch))
@@ -283,7 +278,7 @@ class BatchKernel(ExplainedKernel):
         names = ("steps", "planned", "new", "outgrown", "refuted", "invalid")
         counts = dict(zip(names, self.program.counters.tolist(), strict=True))
         saved = 0 if self._planned is None else self._planned.saved_bytes
-        age = counts["steps"] - (0 if self._begun is None else int(self._begun))
+        age = int(self.program.plan_age)
         return {**counts, "plans": self.replanning.plans, "plan_age": age, "saved_bytes": saved}
 
     def _explanation(self) -> tuple[str, Explanation]:
