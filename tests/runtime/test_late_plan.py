@@ -69,7 +69,7 @@ def test_layers_are_counted() -> None:
         kernel.step()
         for _ in range(layers):
             kernel(q, *caches)
-    assert kernel.replanning.layers == 3
+    assert kernel.replanning.layers == 5
     kernel.step()
     assert kernel.replanning.layers == 5
     kernel.step()
@@ -77,6 +77,21 @@ def test_layers_are_counted() -> None:
     batch.add(10)
     assert sum(kernel.prepare(batch) or kernel.refresh(batch) for _ in range(15)) == 0  # 20 us are lost in a step
     assert sum(kernel.prepare(batch) or kernel.refresh(batch) for _ in range(15)) == 1
+
+
+def test_layers_of_a_captured_step_count_though_no_step_follows() -> None:
+    shape = Shape(4, 2, 16, dtype="fp32", page_size=16)
+    kernel, batch = kernel_for(4, 64, shape), LiveBatch(page_size=16)
+    q, caches = torch.zeros(4, 4, 16), torch.zeros(2, 4096, 16, 2, 16)
+    kernel.prepare(batch)
+    kernel.step()
+    kernel(q, *caches)  # compiles
+    kernel.step()
+    assert kernel.replanning.layers == 1
+    kernel.step()  # from here on in a graph
+    for _ in range(4):
+        kernel(q, *caches)
+    assert kernel.replanning.layers == 4
 
 
 def test_a_plan_that_cannot_wait() -> None:
@@ -98,7 +113,7 @@ def test_requests_outgrow_plans_by_tokens_and_by_their_own_length() -> None:
         """The steps at whose end a plan is made."""
         kernel = kernel_for(65)
         kernel.prepare(batch)
-        kernel.replanning.layers = 1000  # so that one call makes a whole plan
+        kernel.replanning.calls = 1000  # so that one call makes a whole plan
         steps = []
         for step in range(1, 140):
             batch.grow(1, seats)
