@@ -84,7 +84,8 @@ def test_when_no_more_requests_come_no_blocks_are_left() -> None:
 @pytest.mark.parametrize("layers", [1, 4, 32])
 def test_a_single_burst_leaves_none(layers: int) -> None:
     kernel, batch = agents()
-    kernel.replanning.layers = layers
+    kernel.replanning.calls = layers
+    kernel.replanning.note_step()
     run(kernel, batch, 1, arrivals=True, at_once=12)
     for _ in range(150):
         run(kernel, batch, 1, arrivals=False)
