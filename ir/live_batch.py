@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 import treegen.ir.seat_checks as seat_checks
-from treegen.ir.arrays import Ints, IntsLike, Longs, frozen, int32_array, largest, positive_int, ramp
+from treegen.ir.arrays import INT32_MAX, Ints, IntsLike, Longs, frozen, int32_array, largest, positive_int, ramp
 from treegen.ir.errors import TreeError
 from treegen.ir.seat_sharing import check_shares_not, leave, owner_of, settle, too_short
 from treegen.ir.tree import Tree
@@ -245,7 +245,11 @@ class LiveBatch:
             tokens: The number of new tokens: one for all, or one for each seat.
             seats: The seats of the requests; by default all running requests.
         """
-        chosen = self.seats if seats is None else seat_checks.running_seats(seats, self.row)
+        runs = self.row >= 0
+        if seats is None and type(tokens) is int and 0 <= tokens <= INT32_MAX - largest(self.tokens):
+            np.add(self.tokens, runs * np.int32(tokens), out=self.tokens)
+            return
+        chosen = runs.nonzero()[0] if seats is None else seat_checks.running_seats(seats, self.row)
         more = seat_checks.one_for_each("tokens", tokens, len(chosen))
         self.tokens[chosen] = seat_checks.longer(self.tokens.take(chosen), more, chosen)
 

@@ -12,6 +12,8 @@ from treegen.ir.errors import TreeError
 
 def checked_count(argument: str, value: int, low: int = 0) -> int:
     """Returns `value` as an int of low..2^31 - 1; raises TreeError for anything else."""
+    if type(value) is int and low <= value <= INT32_MAX:
+        return value
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
         raise TreeError(argument, value, "is not an integer", "give a whole number")
     if not low <= value <= INT32_MAX:
@@ -49,7 +51,7 @@ def longer(tokens: Ints, more: Ints, seats: Longs) -> Longs:
 def running_seat(argument: str, seat: int, row: Ints) -> int:
     """Returns the seat; raises TreeError unless a request runs there."""
     number = checked_count(argument, seat)
-    if number >= len(row) or row[number] < 0:
+    if number >= len(row) or row.item(number) < 0:
         raise TreeError(argument, number, "is the seat of no running request", "name one of `seats`")
     return number
 
@@ -100,9 +102,10 @@ def checked_claim(
             raise TreeError("shared_tokens", shared, "are shared with no seat", "give shared_with, or 0")
         return -1, 0
     above = running_seat("shared_with", shared_with, row)
-    for whose, most in (("the request has", tokens), (f"seat {above} has", int(of_seats[above]))):
-        if shared > most:
-            raise TreeError("shared_tokens", shared, f"is more than the {most} tokens that {whose}", "lower it")
+    of_above = of_seats.item(above)
+    if shared > tokens or shared > of_above:
+        most, whose = (tokens, "the request has") if shared > tokens else (of_above, f"seat {above} has")
+        raise TreeError("shared_tokens", shared, f"is more than the {most} tokens that {whose}", "lower it")
     return above, shared
 
 
@@ -116,8 +119,10 @@ def free_row(place: int | None, row: Ints, active: int) -> int:
         taken[row[(row >= 0) & (row <= active)]] = True
         return int(taken.argmin())
     place = checked_count("row", place)
-    if len(seats := (row == place).nonzero()[0]):
-        raise TreeError("row", place, f"is taken by seat {seats[0]}", "give a free place, or finish that request")
+    taken = row == place
+    if np.count_nonzero(taken):
+        seat = int(taken.argmax())
+        raise TreeError("row", place, f"is taken by seat {seat}", "give a free place, or finish that request")
     return place
 
 

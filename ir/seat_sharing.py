@@ -58,9 +58,10 @@ def leave(shared_with: Ints, shared_tokens: Ints, seat: int, kept: int = 0) -> b
 
     Of these others, the one that shares most becomes the owner of all further tokens, and the rest share with it.
     """
-    above, shared = int(shared_with[seat]), int(shared_tokens[seat])
+    above, shared = shared_with.item(seat), shared_tokens.item(seat)
     sharers = (shared_with == seat).nonzero()[0]
-    sharers = sharers[shared_tokens[sharers] > kept]
+    if len(sharers):
+        sharers = sharers[shared_tokens[sharers] > kept]
     if len(sharers):
         heir = sharers[shared_tokens[sharers].argmax()]
         shared_with[sharers] = heir

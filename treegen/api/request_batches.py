@@ -21,7 +21,7 @@ from treegen.ir.arrays import INT32_MAX, Ints
 from treegen.ir.errors import InputError, PerformanceWarning, PlanError, StrategyError, warn
 from treegen.ir.live_batch import LiveBatch
 from treegen.runtime.batch_kernel import BatchKernel
-from treegen.runtime.lateness import Growth
+from treegen.runtime.lateness import RequestGrowth
 from treegen.strategies import Strategy
 
 READ_EVERY, READ_EVERY_UNNAMED = 64, 16
@@ -276,7 +276,7 @@ class RequestBatches:
         if not self._planned or not all(map(np.array_equal, known[:-1], self._planned[:-1])):
             return True
         _, _, shared, tokens = self._planned
-        return Growth.of(abs(known[-1] - tokens), tokens, shared).outgrows(len(self._live))
+        return RequestGrowth.of(abs(known[-1] - tokens), tokens, shared).outgrows(len(self._live))
 
     def _known(self) -> tuple[Ints, ...]:
         """Returns what plans depend on: epochs of running requests, sharing, and lengths."""

@@ -127,8 +127,8 @@ class LiveServer:
         for row in change.finished:
             if row in seats:
                 live.finish(seats.pop(row))
-        if len(change.grown) == len(seats) and len(tokens := set(change.grown.values())) == 1:
-            live.grow(tokens.pop())
+        if change.all_grown is not None and len(change.grown) == len(seats):
+            live.grow(change.all_grown)
         elif change.grown:
             live.grow(list(change.grown.values()), [seats[row] for row in change.grown])
         add_arrivals(live, seats, change.arrived)

@@ -42,8 +42,6 @@ _WORDS_OF_REQUEST, _WORDS_OF_PART, _MOST_EXPECTED = 64, 48, 1 << 14
 """Words of a plan and its tables for each request and each part, and parts, roughly. Where they are too few, C tells
 how many it needs.
 """
-
-
 _SEATS, _CLAIMS = 7, 8
 """Numbers of tables, see batch_tables.h."""
 
@@ -131,22 +129,16 @@ class CompiledTables:
     queries = chunks = None
 
     def __init__(self, strategy: Strategy, config: KernelConfig, words: Ints, address: int, sizes: TableSizes) -> None:
-        self._strategy, self._config, self.words, self.address, self.table_sizes = (
-            strategy,
-            config,
-            words,
-            address,
-            sizes,
-        )
+        self._strategy, self._config = strategy, config
+        self.words, self.address, self.table_sizes = words, address, sizes
         self.widest: int = sizes.widest
 
     @property
     def seated(self) -> SeatedTables:
         """See SeatedTables."""
         made = self.table_sizes
-        return SeatedTables(
-            made.seats, made.claims, *(self.address + 4 * made.at[table] for table in (_SEATS, _CLAIMS))
-        )
+        at_seats, at_claims = self.address + 4 * made.at[_SEATS], self.address + 4 * made.at[_CLAIMS]
+        return SeatedTables(made.seats, made.claims, at_seats, at_claims)
 
     def fits(self, room: RequestRoom) -> bool:
         """Tells whether there is room for the schedule."""
@@ -231,17 +223,17 @@ def _compiled(strategy: Strategy, tree: BatchTree, group: int, room: ItemRoom) -
         return None
     parts = policy.shares or (tree.counts.unique_tokens // policy.split if policy.split else 0)
     words = _WORDS_OF_REQUEST * columns.requests + _WORDS_OF_PART * int(min(parts, _MOST_EXPECTED)) + 256
-    sizes, needed = TableSizes(), 0
-    known = columns.address, ctypes.addressof(policy), ctypes.addressof(_room_of(room, group))
+    sizes, of_items = TableSizes(), _room_of(room, group)
+    known = columns.address, ctypes.addressof(policy), ctypes.addressof(of_items)
     while True:
         made = np.empty(words, np.int32)
         address = c_library.address_of(made)
         needed = library.batch_tables(*known, address, words, ctypes.addressof(sizes))
+        if needed <= 0:
+            return None
         if needed <= words:
             break
         words = needed
-    if needed <= 0:
-        return None
     made.setflags(False)  # type: ignore[call-arg]  # see treegen.ir.arrays.frozen
     return CompiledTables(strategy, room.config, made, address, sizes)
 

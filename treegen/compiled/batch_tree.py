@@ -58,13 +58,15 @@ class TreeColumns:
 class BatchTree:
     """The tree by request of a running batch. The Tree is made when somebody asks for it.
 
-    counts: what is counted of it. columns: its columns; None where NumPy plans for it.
+    columns: its columns; None where NumPy plans for it.
+
+    Args:
+        columns: The columns.
+        batch: The batch that they were made of; without it, the caller sets `tree`.
     """
 
-    counts: TreeCounts
-
-    def __init__(self, columns: TreeColumns | None, counts: TreeCounts, batch: LiveBatch | None = None) -> None:
-        self.columns, self.counts, self._batch = columns, counts, batch
+    def __init__(self, columns: TreeColumns | None, batch: LiveBatch | None = None) -> None:
+        self.columns, self._batch = columns, batch
 
     @classmethod
     def of_batch(cls, batch: LiveBatch, *, shared: bool = True) -> BatchTree:
@@ -85,20 +87,21 @@ class BatchTree:
             return cls.of_tree(batch.tree(shared=shared))
         columns = TreeColumns(words, requests, nodes)
         words.setflags(False)  # type: ignore[call-arg]  # see treegen.ir.arrays.frozen
-        return cls(columns, TreeCounts(requests, *counts), batch)
+        made = cls(columns, batch)
+        made.__dict__["counts"] = TreeCounts(requests, *counts)
+        return made
 
     @classmethod
     def of_tree(cls, tree: Tree) -> BatchTree:
         """Takes a tree by request."""
         topology, requests, columns = tree.topology, tree.requests, None
-        counts = TreeCounts(tree.num_rows, *(getattr(topology, name) for name in _OF_TOPOLOGY))
         nodes, spans = len(tree.parent), topology.spans
         if requests is not None and requests.queries is None and 0 < nodes == len(spans) and c_library.library():
             of_rows = tree.row_node, tree.row_sees, topology.row_of_rank, *requests.of_requests
             of_nodes = *spans.table, *requests.of_nodes, tree.parent, topology.rank_own, tree.kv.start
             words = frozen(np.concatenate([*of_rows, *of_nodes]))
             columns = TreeColumns(words, len(tree.row_node), nodes, requests.least)
-        made = cls(columns, counts)
+        made = cls(columns)
         made.__dict__["tree"] = tree
         return made
 
@@ -114,6 +117,12 @@ class BatchTree:
         known = dict(zip(_OF_TOPOLOGY, self.counts[1:], strict=True))
         parts, topology, by_request = of_columns(batch.page_size, of_nodes, of_rows, known)
         return Tree(*parts, topology, by_request)
+
+    @cached_property
+    def counts(self) -> TreeCounts:
+        """What is counted of the tree."""
+        topology = self.tree.topology
+        return TreeCounts(self.tree.num_rows, *(getattr(topology, name) for name in _OF_TOPOLOGY))
 
     def alone(self) -> BatchTree | None:
         """Makes the tree in which requests share nothing, which have one row each; None where it is the same."""

@@ -52,7 +52,7 @@ int64_t late_facts(const Planned *plan, const int32_t *table, int64_t *facts) {
 }
 
 /*
- * Counts how requests have grown, as treegen.runtime.lateness.Growth: whether one is too short, the most tokens that one
+ * Counts how requests have grown, as treegen.runtime.lateness.RequestGrowth: whether one is too short, the most tokens that one
  * has gained, and the requests that have gained `least` tokens and a quarter of what was their own.
  */
 int64_t growth(const Planned *plan, const int32_t *table, int64_t short_by, int64_t least, int64_t *facts) {

@@ -15,7 +15,7 @@ from treegen.ir.arrays import Bools, Ints, Longs
 from treegen.ir.errors import InputError
 from treegen.ir.live_batch import LiveBatch
 from treegen.ir.request_tables import RUNNING_FIELDS
-from treegen.runtime.lateness import LEAST_GROWN, LEAST_SHORT, Growth, LateFacts, LateRequests, LateTokens
+from treegen.runtime.lateness import LEAST_GROWN, LEAST_SHORT, LateFacts, LateRequests, LateTokens, RequestGrowth
 from treegen.runtime.planned_requests import ALONE_US, MOST_LOOKED_AT, Served
 
 _SAME, _IS_OTHER, _LINES = 4, 5, 16
@@ -116,12 +116,12 @@ class CompiledRequests:
         self._library.late_facts(self._at, self._address_of(batch), ctypes.addressof(facts))
         return LateFacts(*facts)
 
-    def growth(self, batch: LiveBatch, served: Served) -> Growth:
+    def growth(self, batch: LiveBatch, served: Served) -> RequestGrowth:
         """See LateRequests."""
         facts = _Facts()
         table = self._address_of(batch)
         self._library.growth(self._at, table, LEAST_SHORT, LEAST_GROWN, ctypes.addressof(facts))
-        return Growth(bool(facts[0]), facts[1], facts[2])
+        return RequestGrowth(bool(facts[0]), facts[1], facts[2])
 
     def _serve(self, batch: LiveBatch, *, inherits: bool) -> Served:
         worse = self._library.serve_requests(self._at, self._address_of(batch), inherits)

@@ -54,7 +54,7 @@ class LateTokens(NamedTuple):
     longer: int
 
 
-class Growth(NamedTuple):
+class RequestGrowth(NamedTuple):
     """How requests have grown since their plan.
 
     is_short: whether one lacks LEAST_SHORT tokens of what the plan asks for. most: the most tokens that one has gained.
@@ -66,14 +66,14 @@ class Growth(NamedTuple):
     many: int
 
     @classmethod
-    def of(cls, grown: Ints | Longs, tokens: Ints, shared: Ints, *, is_short: bool = False) -> Growth:
+    def of(cls, grown: Ints | Longs, tokens: Ints, shared: Ints, *, is_short: bool = False) -> RequestGrowth:
         """Counts requests.
 
         Args:
             grown: Tokens that each request has gained since the plan.
             tokens: Tokens of each at the plan.
             shared: Those of them that it shares with others.
-            is_short: See Growth.
+            is_short: See RequestGrowth.
         """
         most = largest(grown) if len(grown) else 0
         if not LEAST_GROWN <= most < GROWN:
@@ -149,7 +149,7 @@ class LateRequests(PlannedRequests):
         again += int(shared.take(alone).sum(dtype=np.int64)) + int(np.dot(rows - 1, tokens))
         return LateFacts(again, longer, int(rows.sum()), int(np.dot(rows, tokens)), largest(tokens))
 
-    def growth(self, batch: LiveBatch, served: Served) -> Growth:
+    def growth(self, batch: LiveBatch, served: Served) -> RequestGrowth:
         """Counts how the requests have grown that the plan serves. The batch has as many seats as at the plan."""
         then, least, planned, others = self._then.tokens, self.made.least, served.planned, served.others
         short = (batch.tokens[: len(least)] + LEAST_SHORT <= least) & planned[: len(least)]
@@ -157,4 +157,4 @@ class LateRequests(PlannedRequests):
         if len(others):
             begun = np.maximum(self.begun(others), then.take(others))
             grown[others] = (batch.tokens.take(others) - begun) * planned.take(others)
-        return Growth.of(grown, then, batch.shared_tokens, is_short=bool(np.count_nonzero(short)))
+        return RequestGrowth.of(grown, then, batch.shared_tokens, is_short=bool(np.count_nonzero(short)))

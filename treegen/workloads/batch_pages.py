@@ -95,11 +95,13 @@ class StepChange:
         finished: Rows whose requests finished.
         grown: Tokens gained, by row.
         arrived: Requests that joined.
+        all_grown: Tokens that each of the other requests gained; None where these numbers differ.
     """
 
     finished: tuple[int, ...]
     grown: dict[int, int]
     arrived: tuple[BatchArrival, ...]
+    all_grown: int | None = None
 
 
 class BatchPages:
@@ -158,8 +160,10 @@ class BatchPages:
         """Advances by a step. Raises InputError where the batch no longer fits."""
         self._groups = None
         finished = tuple(self._leave(number) for number in events.finished)
-        grown = self._grow()
-        self.change = StepChange(finished, grown, self._join(events.arrived))
+        running, grown = len(self._row_of), self._grow()
+        numbers = set(grown.values())
+        all_grown = numbers.pop() if len(numbers) == 1 and len(grown) == running else None
+        self.change = StepChange(finished, grown, self._join(events.arrived), all_grown)
 
     def taken_writes(self) -> tuple[Longs, Ints]:
         """Returns the cells of the flat table written since the last call, and the page ids in them."""
