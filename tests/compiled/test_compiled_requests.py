@@ -17,11 +17,13 @@ from treegen import LiveBatch, Shape
 from treegen.compiled import c_library
 from treegen.compiled.batch_tables import LoweredPlan
 from treegen.cost.token_rates import TokenRates
+from treegen.ir.positions import windowed_requests
 from treegen.ir.request_schedule import SharedChunks
 from treegen.runtime.batch_room import batch_config
 from treegen.runtime.compiled_requests import CompiledRequests
 from treegen.runtime.lateness import LateRequests
-from treegen.schedule.by_request import ItemRoom, lower_by_request
+from treegen.schedule.by_request import ItemRoom
+from treegen.schedule.query_runs import lower_requests
 from treegen.strategies import query
 from treegen.target.problem import Problem
 from treegen.target.targets import target_from
@@ -29,13 +31,23 @@ from treegen.target.targets import target_from
 TARGET = target_from("h200")
 
 
-def planned(batch: LiveBatch, shape: Shape, reserve: int, *, in_chunks: bool) -> LoweredPlan:
-    problem, config = Problem(batch.tree(), shape, TARGET), batch_config(shape, TARGET)
+def planned(batch: LiveBatch, shape: Shape, reserve: int, window: int, *, in_chunks: bool) -> LoweredPlan:
+    """A plan for the batch. window: what its plan asks of the lengths of requests follows from it; -1 for no window."""
+    tree, config = batch.tree(), batch_config(shape, TARGET)
+    if window >= 0 and len(batch):
+        tree = windowed_requests(tree, window, max(config.tokens, shape.page_size))
+    problem = Problem(tree, shape, TARGET)
     plan = query().plan(problem)
-    made = lower_by_request(plan, problem, ItemRoom(config, shape.page_size, reserve))
+    made = lower_requests(plan, problem, ItemRoom(config, shape.page_size, reserve))
     return LoweredPlan(
         plan, lambda: replace(made, chunks=SharedChunks(*np.zeros((3, 1), np.int32))) if in_chunks else made
     )
+
+
+def give_rows(source: random.Random, batch: LiveBatch) -> None:
+    """Gives some requests several query rows."""
+    for seat in batch.seats.tolist():
+        batch.set_rows(seat, source.choice([1, 1, 1, 2, 5]))
 
 
 @given(st.integers(0, 2**32))
@@ -48,13 +60,18 @@ def test_the_plan_serves_the_same_requests(seed: int) -> None:
     if not len(batch):
         batch.add(100)
     shape = Shape(*source.choice([(8, 1, 64), (32, 8, 128)]), page_size=batch.page_size)
-    made = planned(batch, shape, source.choice([64, 4000]), in_chunks=source.random() < 0.1)
+    if source.random() < 0.3:
+        give_rows(source, batch)
+    window = source.choice([-1, -1, 64])
+    made = planned(batch, shape, source.choice([64, 4000]), window, in_chunks=source.random() < 0.1)
     then = copy(batch)
-    rates = TokenRates.of(batch_config(shape, TARGET), shape, TARGET, source.choice([-1, -1, 64]))
+    rates = TokenRates.of(batch_config(shape, TARGET), shape, TARGET, window)
     ours, theirs = CompiledRequests(made, then, rates), LateRequests(made.schedule, then, rates)
     for _ in range(source.choice([3, 30])):
         for _ in range(source.choice([0, 1, 1, 1, 4])):
             change(source, batch)
+        if source.random() < 0.05:
+            give_rows(source, batch)
         inherits = source.random() < 0.8
         found, known = (r.inherit(batch) if inherits else r.served(batch) for r in (ours, theirs))
         assert (found.same.tolist(), found.others.tolist(), found.worse) == (

@@ -38,7 +38,7 @@ int64_t late_facts(const Planned *plan, const int32_t *table, int64_t *facts) {
         if (line(plan, IS_OTHER)[seat]) longer = at_least(longer, read - read_of(plan, at_plan(plan, TOKENS, seat)));
         if (line(plan, PLANNED)[seat]) {
             int64_t used = at_least(line(plan, SHARED_THEN)[seat] - unread, 0);
-            if (seat < plan->then_seats) again += at_least(shared - used, 0);
+            again += at_least(shared - used, 0);
         } else if (of_batch(&batch, ROW, seat) >= 0) {
             again += shared + (rows - 1) * read;
             alone_tokens += rows * read;
