@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 
 from treegen.backends.batch_form import NO_REQUESTS, BatchForm, empty_schedule, no_plan
@@ -49,7 +50,8 @@ class RequestProgram:
         self._head = table[: self._places.copied]
         self._running = table[self._places.running :][: len(RUNNING_FIELDS) * room.seats]
         self.seats = self._running.view(-1, room.seats)
-        self._kept = staging_for(self._running, device) if taken_at_once(self._running, device) else None
+        at_once = taken_at_once(self._running, device)
+        self._kept = np.empty(len(self._running), np.int32) if at_once else None  # for one copy after another
         at = {name: table[place:] for name, place in self._places._asdict().items() if name not in ("copied", "words")}
         unused = table
         items = ItemTables(
@@ -89,12 +91,16 @@ class RequestProgram:
 
     def seat(self, requests: Ints) -> None:
         """Takes the running requests, `[RUNNING_FIELDS, seats]`."""
-        running = staging_for(self._running, self._device) if self._kept is None else self._kept
-        self._places.write_running(requests, self.form.room, running.numpy())
+        room = self.form.room
         if self._kept is None:
+            running = staging_for(self._running, self._device)
+            self._places.write_running(requests, room, running.numpy())
             self._running.copy_(running, non_blocking=True)
-        else:
-            copy_at_once(self._running, running)
+            return
+        if requests.shape[1] != room.seats:
+            self._places.write_running(requests, room, self._kept)
+            requests = self._kept
+        copy_at_once(self._running, requests)
 
     def step(self) -> None:
         """Launches the step kernels."""

@@ -50,10 +50,8 @@ _ARGUMENTS = {
     "write_tables": (_POINTER, _POINTER, _POINTER, _POINTER),
     "begin_requests": (_POINTER, _POINTER),
     "widen_state": (_POINTER, _POINTER, _INT),
-    "serve_requests": (_POINTER, _POINTER, _INT),
+    "serve_requests": (_POINTER, _POINTER, _INT, _POINTER, _POINTER),
     "planned_requests": (_POINTER, _POINTER, _POINTER),
-    "running_requests": (_POINTER, _POINTER, _POINTER),
-    "late_tokens": (_POINTER, _POINTER, _POINTER),
     "late_facts": (_POINTER, _POINTER, _POINTER),
     "growth": (_POINTER, _POINTER, _INT, _INT, _POINTER),
 }

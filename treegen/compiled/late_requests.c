@@ -74,25 +74,21 @@ int64_t growth(const Planned *plan, const int32_t *table, int64_t short_by, int6
     return 0;
 }
 
-/*
- * Counts what a plan that is late costs at most.
- * facts: requests that may be alone; the tokens of the longest request; tokens that requests share more than at the
- * plan; and the most tokens by which a request is longer than the one whose place it has.
- */
-int64_t late_tokens(const Planned *plan, const int32_t *table, int64_t *facts) {
-    const int32_t *same = line(plan, SAME), *tokens = table + TOKENS * plan->seats, *shared = line(plan, SHARED_THEN);
+void late_tokens(const Batch *batch, int64_t *facts) {
+    const Planned *plan = batch->plan;
+    const int32_t *same = line(plan, SAME), *shared = line(plan, SHARED_THEN);
     int64_t alone = 0, most = 0, unused = 0, longer = 0;
     for (int64_t seat = 0; seat < plan->seats; seat++) {
+        int64_t tokens = of_batch(batch, TOKENS, seat);
         int is_other = line(plan, IS_OTHER)[seat];
-        alone += (table[ROW * plan->seats + seat] >= 0) - same[seat] - is_other;
-        most = at_least(most, tokens[seat]);
-        if (seat < plan->then_seats) unused += at_least(table[SHARED_TOKENS * plan->seats + seat] - shared[seat], 0);
-        if (is_other) longer = at_least(longer, tokens[seat] - read_of(plan, at_plan(plan, TOKENS, seat)));
+        alone += (of_batch(batch, ROW, seat) >= 0) - same[seat] - is_other;
+        most = at_least(most, tokens);
+        if (seat < plan->then_seats) unused += at_least(of_batch(batch, SHARED_TOKENS, seat) - shared[seat], 0);
+        if (is_other) longer = at_least(longer, tokens - read_of(plan, at_plan(plan, TOKENS, seat)));
     }
     for (int64_t c = 0; c < plan->claims; c++) alone += !same[plan->claim[OWNER * plan->claims + c]];
     facts[0] = alone;
     facts[1] = most;
     facts[2] = unused;
     facts[3] = longer;
-    return 0;
 }

@@ -232,28 +232,31 @@ static int let_inherit(const Planned *plan, const Batch *batch) {
     return worse;
 }
 
+/* Writes the running requests as kernels are to see them. */
+static void write_running(const Batch *batch, int32_t *made) {
+    const Planned *plan = batch->plan;
+    int64_t seats = plan->seats;
+    memcpy(made, batch->table, 2 * seats * sizeof *made);
+    for (int64_t seat = 0; seat < seats; seat++) {
+        int32_t heir = line(plan, HEIR)[seat];
+        if (line(plan, IS_OTHER)[seat]) made[seats + seat] = field(plan, KNOWN_EPOCH, seat);
+        made[2 * seats + seat] = heir < 0 ? -1 : of_batch(batch, ROW, heir);
+        made[3 * seats + seat] = heir < 0 ? 0 : line(plan, HEIR_PAGES)[seat];
+    }
+}
+
 /*
  * Finds which requests of a later batch the plan serves; with `inherits`, after heirs have taken over from those that
  * have ended. The lines SAME and IS_OTHER say by seat whether the planned request runs there, or another one that the
  * plan serves. table: LiveBatch.table, of plan->seats seats.
+ * running: gets the running requests as kernels are to see them, [RUNNING_FIELDS, plan->seats]. facts: see late_tokens.
  * Returns whether more requests may be alone, or share more, than at the last call.
  */
-int64_t serve_requests(Planned *plan, const int32_t *table, int64_t inherits) {
+int64_t serve_requests(Planned *plan, const int32_t *table, int64_t inherits, int32_t *running, int64_t *facts) {
     Batch batch = {plan, table};
     int worse = look_at_changes(plan, &batch);
     if (inherits) worse |= let_inherit(plan, &batch);
+    write_running(&batch, running);
+    late_tokens(&batch, facts);
     return worse;
-}
-
-/* Writes the running requests as kernels are to see them: `made` is [RUNNING_FIELDS, plan->seats]. */
-int64_t running_requests(const Planned *plan, const int32_t *table, int32_t *made) {
-    int64_t seats = plan->seats;
-    memcpy(made, table, 2 * seats * sizeof *made);
-    for (int64_t seat = 0; seat < seats; seat++) {
-        int32_t heir = line(plan, HEIR)[seat];
-        if (line(plan, IS_OTHER)[seat]) made[seats + seat] = field(plan, KNOWN_EPOCH, seat);
-        made[2 * seats + seat] = heir < 0 ? -1 : table[ROW * seats + heir];
-        made[3 * seats + seat] = heir < 0 ? 0 : line(plan, HEIR_PAGES)[seat];
-    }
-    return 0;
 }

@@ -47,3 +47,10 @@ static inline int64_t read_of(const Planned *plan, int64_t tokens) {
 
 /* Says whether a claim holds for the requests that are now in both seats. */
 int claim_holds(const Batch *batch, int64_t c);
+
+/*
+ * Counts what a plan that is late costs at most: requests that may be alone; the tokens of the longest request; tokens
+ * that requests share more than at the plan; and the most tokens by which a request is longer than the one whose place
+ * it has.
+ */
+void late_tokens(const Batch *batch, int64_t *facts);

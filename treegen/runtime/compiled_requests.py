@@ -14,12 +14,13 @@ from treegen.cost.token_rates import TokenRates
 from treegen.ir.arrays import Bools, Ints, Longs
 from treegen.ir.errors import InputError
 from treegen.ir.live_batch import LiveBatch
-from treegen.ir.request_tables import RUNNING_FIELDS
+from treegen.ir.request_tables import NO_REQUEST, RUNNING_FIELDS
 from treegen.runtime.lateness import LEAST_GROWN, LEAST_SHORT, LateFacts, LateRequests, LateTokens, RequestGrowth
 from treegen.runtime.planned_requests import ALONE_US, MOST_LOOKED_AT, Served
 
 _SAME, _IS_OTHER, _LINES = 4, 5, 16
 """Lines of the state in planned_seats.h, and the number of all."""
+_FIELDS = len(RUNNING_FIELDS)
 _Facts = ctypes.c_int64 * 5
 
 
@@ -70,6 +71,7 @@ class CompiledRequests:
         self._at = ctypes.addressof(self._planned)
         self._batch: tuple[Ints, int] | None = None  # the table of the batch that was seen last, and its address
         library.begin_requests(self._at, at_claims)
+        self._running, self._late = NO_REQUEST, _Facts()  # at the last call of `served`
 
     def __reduce__(self) -> NoReturn:
         raise InputError("requests", "CompiledRequests", "cannot be copied: they hold addresses", "make others")
@@ -100,15 +102,11 @@ class CompiledRequests:
 
     def running(self, batch: LiveBatch, served: Served) -> Ints:
         """See PlannedRequests."""
-        made = np.empty((len(RUNNING_FIELDS), len(batch.row)), np.int32)
-        self._library.running_requests(self._at, self._address_of(batch), address_of(made))
-        return made
+        return self._running
 
     def late_tokens(self, batch: LiveBatch, served: Served) -> LateTokens:
-        """See LateRequests."""
-        facts = _Facts()
-        self._library.late_tokens(self._at, self._address_of(batch), ctypes.addressof(facts))
-        return LateTokens(*facts[:4])
+        """See LateRequests. Lengths are those at the last call of `served` or `inherit`."""
+        return LateTokens(*self._late[:4])
 
     def late_facts(self, batch: LiveBatch, served: Served) -> LateFacts:
         """See LateRequests."""
@@ -124,7 +122,10 @@ class CompiledRequests:
         return RequestGrowth(bool(facts[0]), facts[1], facts[2])
 
     def _serve(self, batch: LiveBatch, *, inherits: bool) -> Served:
-        worse = self._library.serve_requests(self._at, self._address_of(batch), inherits)
+        running, late = np.empty((len(RUNNING_FIELDS), len(batch.row)), np.int32), _Facts()
+        to = address_of(running), ctypes.addressof(late)
+        worse = self._library.serve_requests(self._at, self._address_of(batch), inherits, *to)
+        self._running, self._late = running, late
         return Served(self, batch, worse=bool(worse))
 
     @property
