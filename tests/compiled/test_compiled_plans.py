@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 import random
+from copy import deepcopy
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,7 +17,7 @@ from support.forests import examples
 from support.random_batches import random_batch
 from treegen import Shape
 from treegen.compiled import c_library
-from treegen.compiled.batch_tables import CompiledTables, tables_of
+from treegen.compiled.batch_tables import CompiledTables, LoweredPlan, tables_of
 from treegen.compiled.batch_tree import BatchTree
 from treegen.compiled.table_words import TableWords
 from treegen.ir.arrays import Ints
@@ -65,6 +67,24 @@ def check_tables(strategy: Strategy, tree: BatchTree, shape: Shape, *, in_c: boo
     if isinstance(made, CompiledTables):
         assert made.sizes == known.sizes
         check(words_of(made, shape), words_of(known, shape))
+
+
+@pytest.mark.parametrize("strategy", [cohort(64), deft_node()], ids=str)
+def test_copies_are_made_anew(strategy: Strategy) -> None:
+    """They hold no addresses of what they were copied from."""
+    batch, shape = LiveBatch(page_size=16), Shape(8, 1, 64, page_size=16)
+    first = batch.add(3000)
+    for _ in range(20):
+        batch.add(2000, first, 1600)
+    room, tree = ItemRoom(batch_config(shape, TARGET), 16, RESERVE), BatchTree.of_batch(batch)
+    made = tables_of(strategy, tree, shape, TARGET, room)
+    for copied, tree_copied in ((deepcopy(made), deepcopy(tree)), pickle.loads(pickle.dumps((made, tree)))):
+        assert str(copied.plan) == str(made.plan)
+        assert copied.schedule.entries.tolist() == made.schedule.entries.tolist()
+        assert str(tree_copied.tree) == str(tree.tree)
+        assert isinstance(copied, LoweredPlan)
+        assert copied.seated[2] != made.seated[2]
+        assert tables_of(strategy, tree_copied, shape, TARGET, room).seated[:2] == made.seated[:2]
 
 
 def words_of(made: CompiledTables | RequestSchedule, shape: Shape) -> Ints:

@@ -92,6 +92,9 @@ def test_layers_of_a_captured_step_count_though_no_step_follows() -> None:
     for _ in range(4):
         kernel(q, *caches)
     assert kernel.replanning.layers == 4
+    for _ in range(300):  # somebody measures a layer
+        kernel(q, *caches)
+    assert kernel.replanning.layers == 1
 
 
 def test_a_plan_that_cannot_wait() -> None:
@@ -114,6 +117,7 @@ def test_requests_outgrow_plans_by_tokens_and_by_their_own_length() -> None:
         kernel = kernel_for(65)
         kernel.prepare(batch)
         kernel.replanning.calls = 1000  # so that one call makes a whole plan
+        kernel.replanning.note_step()
         steps = []
         for step in range(1, 140):
             batch.grow(1, seats)

@@ -108,6 +108,9 @@ class LoweredPlan:
         """RequestSchedule.chunks."""
         return self.schedule.chunks
 
+    def __reduce__(self) -> tuple[Callable[..., LoweredPlan], tuple[Plan, RequestSchedule]]:
+        return _lowered, (self.plan, self.schedule)
+
     @property
     def seated(self) -> SeatedTables:
         """See SeatedTables."""
@@ -132,6 +135,9 @@ class CompiledTables:
         self._strategy, self._config = strategy, config
         self.words, self.address, self.table_sizes = words, address, sizes
         self.widest: int = sizes.widest
+
+    def __reduce__(self) -> tuple[Callable[..., LoweredPlan], tuple[Plan, RequestSchedule]]:
+        return _lowered, (self.plan, self.schedule)  # a copy has no addresses
 
     @property
     def seated(self) -> SeatedTables:
@@ -191,6 +197,10 @@ class CompiledTables:
             seats.reshape(len(SEAT_FIELDS), made.seats),
             claims.reshape(-1, len(CLAIM_FIELDS)),
         )
+
+
+def _lowered(plan: Plan, schedule: RequestSchedule) -> LoweredPlan:
+    return LoweredPlan(plan, lambda: schedule)
 
 
 BatchTables: TypeAlias = "LoweredPlan | CompiledTables"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from functools import cached_property
 from typing import NamedTuple
 
@@ -104,6 +105,9 @@ class BatchTree:
         made = cls(columns)
         made.__dict__["tree"] = tree
         return made
+
+    def __reduce__(self) -> tuple[Callable[[Tree], BatchTree], tuple[Tree]]:
+        return BatchTree.of_tree, (self.tree,)
 
     @cached_property
     def tree(self) -> Tree:

@@ -2,7 +2,7 @@
 #include "arrays.h"
 #include "batch_tables.h"
 
-enum { LO = RANK_LO, HI = RANK_HI, OF_SEGMENT = RANK_HI + 1 }; /* lines of a plan's segments, as of nodes */
+enum { LO = RANK_LO, HI = RANK_HI }; /* lines of a plan's segments, as of nodes */
 
 /* A plan, with the columns of its tree that its tables follow from. least: NULL for none. */
 typedef struct {

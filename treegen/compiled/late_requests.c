@@ -1,17 +1,23 @@
 /* What a plan costs some steps after it was made: what treegen.runtime.lateness and .planned_requests count. */
 #include "planned_seats.h"
 
+/* Says whether a request has as many tokens as the plan asks for, and no more than it has room for. */
+static int has_room(const Planned *plan, const Batch *batch, int64_t seat) {
+    int32_t tokens = of_batch(batch, TOKENS, seat);
+    return field(plan, LEAST, seat) <= tokens && tokens <= field(plan, MOST, seat);
+}
+
 /*
- * Marks the requests that the plan serves, of those that serve_requests found: without those that have got too long or
- * too short for another's seat, or have another number of query rows.
+ * Marks the requests that the plan serves, of those that serve_requests found: without those that have another number
+ * of query rows, or, unless lengths are ignored, have got too long or too short for another's seat.
  */
-static void mark_planned(const Planned *plan, const Batch *batch) {
+static void mark_planned(const Planned *plan, const Batch *batch, int ignores_lengths) {
     const int32_t *same = line(plan, SAME), *other = line(plan, IS_OTHER);
     int32_t *planned = line(plan, PLANNED);
     for (int64_t seat = 0; seat < plan->seats; seat++) {
-        int32_t tokens = of_batch(batch, TOKENS, seat), rows = seat < plan->queries ? plan->query_rows[seat] : 1;
-        int fits = other[seat] && field(plan, LEAST, seat) <= tokens && tokens <= field(plan, MOST, seat);
-        planned[seat] = (other[seat] ? fits : same[seat]) && of_batch(batch, ROWS, seat) == rows;
+        int32_t rows = seat < plan->queries ? plan->query_rows[seat] : 1;
+        int serves = other[seat] ? ignores_lengths || has_room(plan, batch, seat) : same[seat];
+        planned[seat] = serves && of_batch(batch, ROWS, seat) == rows;
     }
     for (int64_t c = 0; c < plan->claims; c++)
         if (!same[plan->claim[OWNER * plan->claims + c]] && !claim_holds(batch, c))
@@ -21,16 +27,16 @@ static void mark_planned(const Planned *plan, const Batch *batch) {
 /* Finds the requests that the plan serves: `made` gets a byte for each of plan->seats seats. */
 int64_t planned_requests(const Planned *plan, const int32_t *table, char *made) {
     Batch batch = {plan, table};
-    mark_planned(plan, &batch);
+    mark_planned(plan, &batch, 0);
     for (int64_t seat = 0; seat < plan->seats; seat++) made[seat] = (char)line(plan, PLANNED)[seat];
     return 0;
 }
 
-/* Counts what treegen.runtime.lateness.late_facts counts, in its order. */
+/* Counts what LateRequests.late_facts of treegen.runtime.lateness counts, in its order. */
 int64_t late_facts(const Planned *plan, const int32_t *table, int64_t *facts) {
     Batch batch = {plan, table};
     int64_t again = 0, longer = 0, queries = 0, alone_tokens = 0, longest = 0;
-    mark_planned(plan, &batch);
+    mark_planned(plan, &batch, 0);
     for (int64_t seat = 0; seat < plan->seats; seat++) {
         int64_t tokens = of_batch(&batch, TOKENS, seat), rows = of_batch(&batch, ROWS, seat);
         int64_t read = read_of(plan, tokens), unread = tokens - read;
@@ -52,23 +58,24 @@ int64_t late_facts(const Planned *plan, const int32_t *table, int64_t *facts) {
 }
 
 /*
- * Counts how requests have grown, as treegen.runtime.lateness.RequestGrowth: whether one is too short, the most tokens that one
- * has gained, and the requests that have gained `least` tokens and a quarter of what was their own.
+ * Counts how requests have grown, as RequestGrowth of treegen.runtime.lateness: those that are too short or too long,
+ * the most tokens that one has gained, and the requests that have gained `least` tokens and a quarter of what was their
+ * own.
  */
 int64_t growth(const Planned *plan, const int32_t *table, int64_t short_by, int64_t least, int64_t *facts) {
     Batch batch = {plan, table};
-    int64_t is_short = 0, most = 0, many = 0;
-    mark_planned(plan, &batch);
+    int64_t misfits = 0, most = 0, many = 0;
+    mark_planned(plan, &batch, 1);
     for (int64_t seat = 0; seat < at_most(plan->seats, plan->then_seats); seat++) {
         int64_t tokens = of_batch(&batch, TOKENS, seat), then = at_plan(plan, TOKENS, seat);
         int64_t own = then - of_batch(&batch, SHARED_TOKENS, seat);
         if (!line(plan, PLANNED)[seat]) continue;
-        is_short |= seat < plan->known && tokens + short_by <= field(plan, LEAST, seat);
+        misfits += tokens + short_by <= field(plan, LEAST, seat) || tokens > field(plan, MOST, seat);
         int64_t grown = tokens - (line(plan, IS_OTHER)[seat] ? at_least(line(plan, BEGUN_TOKENS)[seat], then) : then);
         most = at_least(most, grown);
         many += grown >= at_least(least, own / 4);
     }
-    facts[0] = is_short;
+    facts[0] = misfits;
     facts[1] = most;
     facts[2] = many;
     return 0;

@@ -119,7 +119,7 @@ class CompiledRequests:
         facts = _Facts()
         table = self._address_of(batch)
         self._library.growth(self._at, table, LEAST_SHORT, LEAST_GROWN, ctypes.addressof(facts))
-        return RequestGrowth(bool(facts[0]), facts[1], facts[2])
+        return RequestGrowth(*facts[:3])
 
     def _serve(self, batch: LiveBatch, *, inherits: bool) -> Served:
         running, late = np.empty((len(RUNNING_FIELDS), len(batch.row)), np.int32), _Facts()

@@ -57,28 +57,29 @@ class LateTokens(NamedTuple):
 class RequestGrowth(NamedTuple):
     """How requests have grown since their plan.
 
-    is_short: whether one lacks LEAST_SHORT tokens of what the plan asks for. most: the most tokens that one has gained.
-    many: the requests that have gained LEAST_GROWN tokens, and a quarter of what was their own.
+    misfits: those that lack LEAST_SHORT tokens of what the plan asks for, or have more than it has room for. most: the
+    most tokens that one has gained. many: the requests that have gained LEAST_GROWN tokens, and a quarter of what was
+    their own.
     """
 
-    is_short: bool
+    misfits: int
     most: int
     many: int
 
     @classmethod
-    def of(cls, grown: Ints | Longs, tokens: Ints, shared: Ints, *, is_short: bool = False) -> RequestGrowth:
+    def of(cls, grown: Ints | Longs, tokens: Ints, shared: Ints, misfits: int = 0) -> RequestGrowth:
         """Counts requests.
 
         Args:
             grown: Tokens that each request has gained since the plan.
             tokens: Tokens of each at the plan.
             shared: Those of them that it shares with others.
-            is_short: See RequestGrowth.
+            misfits: See RequestGrowth.
         """
         most = largest(grown) if len(grown) else 0
         if not LEAST_GROWN <= most < GROWN:
-            return cls(is_short, most, 0)
-        return cls(is_short, most, int(np.count_nonzero(grown >= np.maximum(LEAST_GROWN, (tokens - shared) // 4))))
+            return cls(misfits, most, 0)
+        return cls(misfits, most, int(np.count_nonzero(grown >= np.maximum(LEAST_GROWN, (tokens - shared) // 4))))
 
     def outgrows(self, requests: int) -> bool:
         """Says whether a plan for this many requests is out of date.
@@ -86,7 +87,7 @@ class RequestGrowth(NamedTuple):
         One has grown by GROWN tokens, or an eighth of them by a quarter of what was their own: a plan for short tails
         of requests gathers more of them in a work item than it should when they are long.
         """
-        return self.is_short or self.most >= GROWN or (self.most >= LEAST_GROWN and 8 * self.many >= requests)
+        return self.misfits > 0 or self.most >= GROWN or (self.most >= LEAST_GROWN and 8 * self.many >= requests)
 
 
 class PlannedTokens(NamedTuple):
@@ -151,10 +152,12 @@ class LateRequests(PlannedRequests):
 
     def growth(self, batch: LiveBatch, served: Served) -> RequestGrowth:
         """Counts how the requests have grown that the plan serves. The batch has as many seats as at the plan."""
-        then, least, planned, others = self._then.tokens, self.made.least, served.planned, served.others
-        short = (batch.tokens[: len(least)] + LEAST_SHORT <= least) & planned[: len(least)]
+        then, made, others = self._then.tokens, self.made, served.others
+        planned = self.planned(batch, served, ignores_lengths=True)
+        tokens = batch.tokens[: len(made.least)]
+        misfits = ((tokens + LEAST_SHORT <= made.least) | (tokens > made.most)) & planned[: len(tokens)]
         grown = (batch.tokens - then) * planned
         if len(others):
             begun = np.maximum(self.begun(others), then.take(others))
             grown[others] = (batch.tokens.take(others) - begun) * planned.take(others)
-        return RequestGrowth.of(grown, then, batch.shared_tokens, is_short=bool(np.count_nonzero(short)))
+        return RequestGrowth.of(grown, then, batch.shared_tokens, int(np.count_nonzero(misfits)))

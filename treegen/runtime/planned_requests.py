@@ -161,13 +161,14 @@ class PlannedRequests:
         same[: len(row)] &= row >= 0
         return same
 
-    def planned(self, batch: LiveBatch, served: Served) -> Bools:
-        """See Served.planned."""
+    def planned(self, batch: LiveBatch, served: Served, *, ignores_lengths: bool = False) -> Bools:
+        """See Served.planned. ignores_lengths: whether it serves requests that are too long or too short as well."""
         made, same, others = self.made, served.same, served.others
         planned = same.copy()
         if len(others):
             tokens = batch.tokens.take(others)
-            planned[others] = (tokens <= made.most.take(others)) & (tokens >= made.least.take(others))
+            fits = (tokens <= made.most.take(others)) & (tokens >= made.least.take(others))
+            planned[others] = fits | ignores_lengths
         kept = same.take(self._claims.table[1])
         if np.count_nonzero(kept) < len(kept):
             lost = self._claims.lost(batch, (~kept).nonzero()[0])

@@ -46,8 +46,8 @@ with 140 in place of 300.
 """
 _MOST_FREE = 0.2
 """The most of the thread blocks that a plan leaves free for requests that are served alone."""
-_USUAL_LAYERS = 32
-"""Layers of a step, until calls have been counted."""
+_USUAL_LAYERS, _MOST_LAYERS = 32, 256
+"""Layers of a step until calls have been counted, and the most layers that calls without a further step count as."""
 
 
 class _PlannedBatch(NamedTuple):
@@ -121,9 +121,10 @@ class Replanning:
     @property
     def layers(self) -> int:
         """The layers of a step: the calls of the last one, or since its beginning, if these are more. Replays of graphs
-        count no calls, so what was called when a graph was captured counts from then on.
+        count no calls, so what was called when a graph was captured counts from then on. More calls than any model has
+        layers are not those of a step.
         """
-        return max(self._last_calls, self.calls)
+        return max(self._last_calls, self.calls if self.calls <= _MOST_LAYERS else 0)
 
     def is_new(self, batch: LiveBatch) -> bool:
         """Says whether there is no plan for this batch."""
