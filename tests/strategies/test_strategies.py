@@ -176,6 +176,24 @@ def test_a_span_belongs_to_the_nearest_cut_node_above_it(tree: Tree, rows: int, 
             assert fragment == (cut.tolist().index(node) + 1 if node >= 0 else 0)
 
 
+@pytest.mark.parametrize("rows", [1, 3, 16, 100, 600])
+def test_rows_of_a_chunk_read_what_all_of_them_see_as_one_segment(rows: int) -> None:
+    """A chunk of 500 query rows, below a prompt; each sees one token more than the row before."""
+    tree = Tree.from_parents([-1, 0, 0], [64, 500, 30], [*((1, sees) for sees in range(1, 501)), (2, 30)])
+    plan = groupings.by_cohort(tree, rows)
+    verify(plan, tree)
+    for group in plan.groups:
+        prompt, *segments = group.segments
+        seen = [segment for segment in segments if segment.node == 1]
+        assert (prompt.node, prompt.start, prompt.stop) == (0, 0, 64)
+        if not seen:
+            continue
+        first = group.rows[0][0]  # of the chunk, whose rows come first
+        assert (seen[0].start, seen[0].stop) == (0, first + 1)
+        assert [segment.stop - segment.start for segment in seen[1:]] == [1] * (len(seen) - 1)
+        assert seen[-1].stop == min(group.rows[-1][1], 500)
+
+
 @examples(120)
 @given(
     tree=forests(20, 90, salt=450),
