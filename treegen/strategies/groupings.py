@@ -8,22 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from treegen.ir.arrays import (
-    Bools,
-    Ints,
-    Longs,
-    frozen,
-    number,
-    offsets,
-    ragged,
-    ragged_ranges,
-    ramp,
-    stable_order,
-    stacked,
-)
+from treegen.ir.arrays import Ints, Longs, frozen, offsets, ragged, ragged_ranges, ramp, stable_order, stacked
 from treegen.ir.plan import Plan
 from treegen.ir.tree import Tree
-from treegen.ir.tree.spans import Spans
+from treegen.strategies.joined_spans import last_seen_by_all, read_apart
 
 
 def by_row(tree: Tree) -> Plan:
@@ -124,7 +112,7 @@ def by_cohort(tree: Tree, rows: int, cut: Ints | None = None, borders: Longs | N
     first, pairs, cohorts = _cohorts_of(tree, rows, cut, borders)
     several = len(spans) > 1 and np.count_nonzero(spans.node[1:] == spans.node[:-1]) > 0
     if several:
-        pairs = _read_apart(spans, first, pairs, cohorts)
+        pairs = read_apart(spans, first, pairs, cohorts.row_lo)
     # Pairs of a span and a cohort that reads it are listed span by span, and sorted by cohorts here.
     of = ragged_ranges(first, pairs)
     order = stable_order(of, len(cohorts.row_lo))
@@ -136,7 +124,7 @@ def by_cohort(tree: Tree, rows: int, cut: Ints | None = None, borders: Longs | N
     segments = spans.table.take(span, 1)
     begin, end = cohorts.row_lo.repeat(counts), cohorts.row_hi.repeat(counts)
     if several:
-        last = _last_seen_by_all(spans, span, begin)
+        last = last_seen_by_all(spans, span, begin)
         segments[2] = spans.stop.take(last)
     seen_lo, seen_hi = segments[3], segments[4]
     np.maximum(seen_lo, begin, out=seen_lo)
@@ -146,31 +134,6 @@ def by_cohort(tree: Tree, rows: int, cut: Ints | None = None, borders: Longs | N
     return Plan.trusted(
         "by-cohort", cohorts.indptr, cohorts.row_lo, cohorts.row_hi, offsets(counts), segments, cohorts.rows
     )
-
-
-def _begins(spans: Spans) -> Bools:
-    """Says which spans do not go on where the span before ends, in the same node and with the same last row."""
-    node, start, stop, _, hi = spans.table
-    begins = np.ones(len(spans), np.bool_)
-    begins[1:] = (node[1:] != node[:-1]) | (start[1:] != stop[:-1]) | (hi[1:] != hi[:-1])
-    return begins
-
-
-def _read_apart(spans: Spans, first: Longs, pairs: Longs, cohorts: _Cohorts) -> Longs:
-    """Returns the number of cohorts that read each span as a segment of its own, from the first one on.
-
-    A cohort whose rows all see several spans of a node reads them as one segment: it is that of the first of them. Of
-    512 rows that see one token each more than the row before, each 16 so read 16 spans, and not up to 512.
-    """
-    apart = spans.lo > cohorts.row_lo.take(first)  # not all rows of the first cohort see the span, but all of others
-    return np.where(_begins(spans), pairs, apart)
-
-
-def _last_seen_by_all(spans: Spans, span: Longs, begin: Ints) -> Longs:
-    """Returns the last span of each segment. span: its first span. begin: the first row of the cohort that reads it."""
-    run = _begins(spans).cumsum() << number(32)
-    last = (run + spans.lo).searchsorted(run.take(span) + begin, "right") - 1
-    return np.maximum(last, span)  # a span that not all rows see is alone
 
 
 class _Cohorts(NamedTuple):
