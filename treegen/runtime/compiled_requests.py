@@ -20,7 +20,6 @@ from treegen.runtime.planned_requests import ALONE_US, MOST_LOOKED_AT, Served
 
 _SAME, _IS_OTHER, _LINES = 4, 5, 16
 """Lines of the state in planned_seats.h, and the number of all."""
-_FIELDS = len(RUNNING_FIELDS)
 _Facts = ctypes.c_int64 * 5
 
 
