@@ -237,7 +237,7 @@ def _notes(
     elif c_compiler() is None:
         yield "no C compiler: Triton needs one at the first launch; install gcc or set CC"
     if c_compiler() is not None and c_library.library() is None:
-        yield "the C compiler fails: NumPy makes plans of running batches, in twice the time"
+        yield "the C compiler fails: NumPy makes plans of running batches, in two to four times as long"
     for device in devices:
         if float(device["capability"]) < 8:
             yield f"GPU {device['index']} is below compute capability 8.0: the torch backend serves it"
