@@ -24,7 +24,7 @@ from support.forests import (
 )
 from support.h200 import H200
 from support.strategy_results import SMALL, TOLERANCE, assert_computes_attention, masked_softmax, optioned, tensors
-from treegen import Shape, Tree, strategies
+from treegen import LiveBatch, Shape, Tree, strategies
 from treegen.backends import oracle
 from treegen.ir.arrays import frozen
 from treegen.ir.plan import Plan
@@ -178,13 +178,19 @@ def test_a_span_belongs_to_the_nearest_cut_node_above_it(tree: Tree, rows: int, 
 
 @pytest.mark.parametrize("rows", [1, 3, 16, 100, 600])
 def test_rows_of_a_chunk_read_what_all_of_them_see_as_one_segment(rows: int) -> None:
-    """A chunk of 500 query rows, below a prompt; each sees one token more than the row before."""
-    tree = Tree.from_parents([-1, 0, 0], [64, 500, 30], [*((1, sees) for sees in range(1, 501)), (2, 30)])
+    """A request with 500 query rows, and one that shares a prompt with it; each row sees one token more than the row
+    before.
+    """
+    batch = LiveBatch(page_size=16)
+    chunk = batch.add(564, rows=500)
+    batch.add(94, chunk, 64)
+    tree = batch.tree()
     plan = groupings.by_cohort(tree, rows)
     verify(plan, tree)
+    node = int(tree.row_node[0])
     for group in plan.groups:
         prompt, *segments = group.segments
-        seen = [segment for segment in segments if segment.node == 1]
+        seen = [segment for segment in segments if segment.node == node]
         assert (prompt.node, prompt.start, prompt.stop) == (0, 0, 64)
         if not seen:
             continue

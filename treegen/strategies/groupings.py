@@ -110,7 +110,8 @@ def by_cohort(tree: Tree, rows: int, cut: Ints | None = None, borders: Longs | N
     """
     spans = tree.topology.spans
     first, pairs, cohorts = _cohorts_of(tree, rows, cut, borders)
-    several = len(spans) > 1 and np.count_nonzero(spans.node[1:] == spans.node[:-1]) > 0
+    # Lowering by request joins what all rows of a group see of a node; other schedules have a run for each span.
+    several = tree.requests is not None and tree.requests.queries is not None
     if several:
         pairs = read_apart(spans, first, pairs, cohorts.row_lo)
     # Pairs of a span and a cohort that reads it are listed span by span, and sorted by cohorts here.

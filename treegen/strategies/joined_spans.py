@@ -1,4 +1,4 @@
-"""Spans of a node that all rows of a group see, and so are one segment."""
+"""Spans of a node that all rows of a group see, and so are one segment where requests have several query rows."""
 
 from __future__ import annotations
 
