@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import attrgetter, le
 from typing import NamedTuple
 
 import numpy as np
@@ -36,6 +37,8 @@ LONE_PARTS = 128
 On an H200 one of 120,000 tokens beside 32 others makes a layer with 8:1 heads 24 us longer in 128 parts, and 38 us in
 64. With one of 40,000 tokens beside 64 others a layer takes 2 us more in 128 parts than in 64.
 """
+
+_ROOM_FOR = attrgetter(*ScheduleSizes._fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,18 +120,7 @@ class RequestRoom:
 
     def has_room(self, sizes: ScheduleSizes) -> bool:
         """Tells whether there is room for a schedule of these sizes."""
-        seats, items, rows, entries, claims, slots, merge_partials, tiles, packed_runs = sizes
-        return (
-            seats <= self.seats
-            and items <= self.items
-            and rows <= self.rows
-            and entries <= self.entries
-            and claims <= self.claims
-            and slots <= self.slots
-            and merge_partials <= self.merge_partials
-            and tiles <= self.tiles
-            and packed_runs <= self.packed_runs
-        )
+        return all(map(le, sizes, _ROOM_FOR(self)))
 
 
 class RequestTables(NamedTuple):

@@ -37,11 +37,11 @@ typedef struct {
     const int32_t *unknown; /* the fields of a seat that the plan does not know */
 } Room;
 
+enum { ITEM_TABLE, ENTRIES, ENTRY_INDPTR, ROW_TABLE, MERGE_ROWS, MERGE_INDPTR, MERGE_PARTIALS, SEATS, CLAIMS, TABLES };
 /*
  * The sizes of a plan and its tables. widest: the most rows of a group. seats: those that are described. at: where the
  * tables begin.
  */
-enum { ITEM_TABLE, ENTRIES, ENTRY_INDPTR, ROW_TABLE, MERGE_ROWS, MERGE_INDPTR, MERGE_PARTIALS, SEATS, CLAIMS, TABLES };
 typedef struct {
     int64_t groups, segments, widest;
     int64_t tiles, runs, items, entries, rows, merged, partials, seats, claims;

@@ -125,8 +125,8 @@ class LoweredPlan:
 class CompiledTables:
     """A plan and its tables as C made them. Plan and RequestSchedule are made when somebody asks for them.
 
-    words, address: the plan and, behind it, its tables; the address of the first word. table_sizes: their sizes and
-    places. widest: the most rows of a group.
+    words: the plan, and then its tables. address: that of the first word. table_sizes: how long each table is, and
+    where it begins. widest: the most rows of a group.
     """
 
     queries = chunks = None

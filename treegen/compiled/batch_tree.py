@@ -45,8 +45,8 @@ class _Columns(ctypes.Structure):
 class TreeColumns:
     """The columns of a tree in which each request has one row, and each node is one span.
 
-    words: those of its rows, and behind them those of its nodes, as `of_columns` takes them. least: RequestKV.least.
-    address: of what C needs to know of the tree.
+    words: the columns of rows, and then those of nodes, in the order in which `of_columns` takes them. least: that of
+    RequestKV. address: that of a structure which tells C all of this.
     """
 
     def __init__(self, words: Ints, requests: int, nodes: int, least: Ints | None = None) -> None:

@@ -115,7 +115,7 @@ class LateRequests(PlannedRequests):
 
     def __init__(self, made: RequestSchedule, then: LiveBatch, rates: TokenRates) -> None:
         super().__init__(made, then.tokens, rates)
-        self._of_tokens, self._then = rates, PlannedTokens.of(then)
+        self._read, self._then = rates.read, PlannedTokens.of(then)
 
     def late_tokens(self, batch: LiveBatch, served: Served) -> LateTokens:
         """Counts the tokens that a late plan may add to a step of requests with one query row each."""
@@ -124,7 +124,7 @@ class LateRequests(PlannedRequests):
         unused = np.maximum(batch.shared_tokens[:both] - then.shared[:both], 0)
         longer = 0
         if len(served.others):
-            before, _ = self._of_tokens.read(then.tokens.take(served.others), served.others)
+            before, _ = self._read(then.tokens.take(served.others), served.others)
             longer = max(largest(batch.tokens.take(served.others) - before), 0)
         return LateTokens(alone, largest(batch.tokens), int(np.add.reduce(unused, dtype=np.int64)), longer)
 
@@ -135,13 +135,13 @@ class LateRequests(PlannedRequests):
         reads all of its tokens by itself. Requests that the plan serves read by themselves what they share since it was
         made, and one that is served in the place of a shorter one makes one item longer.
         """
-        planned, then, rates, longer = served.planned, self._then, self._of_tokens, 0
+        planned, then, longer = served.planned, self._then, 0
         both = min(len(planned), len(then.shared))
-        read, shared = rates.read(batch.tokens, batch.shared_tokens)
-        _, used = rates.read(batch.tokens[:both], then.shared[:both])
+        read, shared = self._read(batch.tokens, batch.shared_tokens)
+        _, used = self._read(batch.tokens[:both], then.shared[:both])
         again = int(np.maximum((shared[:both] - used) * planned[:both], 0).sum(dtype=np.int64))
         if len(served.others):
-            before, _ = rates.read(then.tokens.take(served.others), then.shared.take(served.others))
+            before, _ = self._read(then.tokens.take(served.others), then.shared.take(served.others))
             longer = max(largest(read.take(served.others) - before), 0)
         alone = ((batch.row >= 0) & ~planned).nonzero()[0]
         if not len(alone):
@@ -151,7 +151,7 @@ class LateRequests(PlannedRequests):
         return LateFacts(again, longer, int(rows.sum()), int(np.dot(rows, tokens)), largest(tokens))
 
     def growth(self, batch: LiveBatch, served: Served) -> RequestGrowth:
-        """Counts how the requests have grown that the plan serves. The batch has as many seats as at the plan."""
+        """Counts how much longer the requests of a plan are by now. The batch has as many seats as it had then."""
         then, made, others = self._then.tokens, self.made, served.others
         planned = self.planned(batch, served, ignores_lengths=True)
         tokens = batch.tokens[: len(made.least)]

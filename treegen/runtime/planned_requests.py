@@ -212,8 +212,8 @@ class PlannedRequests:
         return longer_us > ALONE_US + again * rates.token_us
 
 
-class AsksRequests(Protocol):
-    """What Served asks: PlannedRequests, in Python or in C."""
+class ServingRequests(Protocol):
+    """What Served asks of PlannedRequests, in NumPy or in C."""
 
     def same_seats(self) -> Bools:
         """See Served.same."""
@@ -233,7 +233,7 @@ class Served:
     call.
     """
 
-    def __init__(self, requests: AsksRequests, batch: LiveBatch, *, worse: bool) -> None:
+    def __init__(self, requests: ServingRequests, batch: LiveBatch, *, worse: bool) -> None:
         self._requests, self._batch, self.worse = requests, batch, worse
 
     @cached_property

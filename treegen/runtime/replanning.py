@@ -35,10 +35,10 @@ _PART_US = 600.0
 """Microseconds that a slow host takes for a part of a plan, roughly."""
 _FIXED_LAYER_US = 12.0
 """Microseconds that a layer takes beside the time to read its KV."""
-_HIDING_US = 550.0
-"""Microseconds of the layers of a step behind which the host's work for a plan is hidden."""
-_LOST_US, _HIDDEN_US = 300.0, 75.0
-"""Microseconds that steps have lost before the next plan is made, and where layers hide its work.
+_LONG_STEP_US = 550.0
+"""A step is long if its layers take this many microseconds: by then the host has made a plan."""
+_LOST_US, _LOST_IN_LONG_US = 300.0, 75.0
+"""Microseconds that steps lose before the next plan is made: short steps, and long ones.
 
 With 300 in place of 75, on an H200, steps of 128 requests of a recorded server (8:1 heads) take 1.03 times as long, and
 with 120 steps of 96 requests on templates 1.02. Steps of 32 beams, whose layers take 430 us, take 1.03 times as long
@@ -231,7 +231,7 @@ class Replanning:
 
     def _saves_time(self, batch: LiveBatch) -> bool:
         """Says whether a new plan takes less time than the present one has lost."""
-        most_us = _HIDDEN_US if self._step_us(batch) >= _HIDING_US else _LOST_US
+        most_us = _LOST_IN_LONG_US if self._step_us(batch) >= _LONG_STEP_US else _LOST_US
         return self._late_us * self.layers > most_us
 
     def running(self, batch: LiveBatch) -> Ints:

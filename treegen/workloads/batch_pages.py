@@ -95,7 +95,7 @@ class StepChange:
         finished: Rows whose requests finished.
         grown: Tokens gained, by row.
         arrived: Requests that joined.
-        all_grown: Tokens that each of the other requests gained; None where these numbers differ.
+        all_grown: Tokens gained by each request that was running and has not finished; None where they differ.
     """
 
     finished: tuple[int, ...]
