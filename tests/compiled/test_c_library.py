@@ -22,7 +22,6 @@ from treegen.runtime import compiled_requests
 from treegen.runtime.batch_kernel import BatchKernel
 from treegen.runtime.compiled_requests import CompiledRequests
 from treegen.runtime.planned_requests import PlannedRequests
-from treegen.runtime.replanning import Replanning
 
 load: Callable[[], object] = c_library.library.__wrapped__
 
@@ -94,7 +93,6 @@ def served(kernel: BatchKernel, seed: int) -> BatchKernel:
 @pytest.mark.usefixtures("folder")
 def test_kernels_know_the_same_without_it(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert c_library.library() is not None
-    monkeypatch.setattr(Replanning, "parts", lambda *_: None)  # NumPy makes a plan in more parts
     with_it = served(kernel_for(256), seed)
     monkeypatch.setattr(c_library, "library", lambda: None)
     without = served(kernel_for(256), seed)

@@ -16,7 +16,6 @@ from treegen.ir.arrays import INT32_MAX
 from treegen.ir.request_schedule import NO_EPOCH, RequestSchedule
 from treegen.ir.seat_sharing import begin_alike
 from treegen.runtime.batch_kernel import BatchKernel
-from treegen.runtime.replanning import Replanning
 from treegen.strategies import cohort
 
 PAGE, SEATS = 16, 12
@@ -130,22 +129,6 @@ def test_no_heir_follows_where_another_request_takes_the_seat_and_shares_as_much
     kernel.prepare(batch)
     assert alone(kernel, batch) == []
     assert owners(kernel, batch) == {first}
-
-
-def test_a_plan_in_parts_knows_who_has_ended_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Replanning, "pays", lambda *_: True)
-    monkeypatch.setattr(Replanning, "parts", lambda *_: 1)
-    kernel, batch = planned_batches.kernel_for(SEATS), LiveBatch(page_size=PAGE)
-    first = batch.add(4100)
-    sharing = [batch.add(4100, first, 4000) for _ in range(5)]
-    kernel.prepare(batch)
-    batch.grow(4000)  # into a bucket that is new, so that its plan takes several calls
-    assert not kernel.refresh(batch)
-    batch.finish(first)
-    while not kernel.refresh(batch):
-        pass
-    assert alone(kernel, batch) == []
-    assert owners(kernel, batch) <= {*sharing}
 
 
 def test_a_plan_that_was_not_loaded_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,6 @@ from treegen.runtime.batch_kernel import BatchKernel
 
 SHAPE = Shape(8, 1, 16, dtype="fp32", page_size=16)
 ROWS = 16
-MOST_CALLS = 30
-"""More calls of `refresh` than a plan has parts."""
 
 
 def kernel_for(tokens: int = 4096, strategy: str = "auto", window_left: int = -1) -> BatchKernel:
@@ -34,34 +32,21 @@ def planned_batch(kernel: BatchKernel, tokens: int = 200) -> LiveBatch:
     return batch
 
 
-def calls_until_planned(kernel: BatchKernel, batch: LiveBatch) -> int:
-    """Counts the calls of `refresh` up to the one that made a plan."""
-    return next(call for call in range(1, MOST_CALLS + 1) if kernel.refresh(batch))
-
-
 def planned_tokens(kernel: BatchKernel) -> int:
     """Counts the tokens of the kernel's present plan."""
     assert kernel.planned is not None
     return kernel.planned.problem.tree.unique_tokens
 
 
-def test_behind_short_layers_a_plan_is_made_in_several_calls() -> None:
-    kernel = kernel_for()
-    batch = planned_batch(kernel)
-    batch.grow(700)
-    earlier = kernel.planned
+@pytest.mark.parametrize("tokens", [200, 400_000])
+def test_a_call_makes_a_plan_where_requests_have_grown(tokens: int) -> None:
+    kernel = kernel_for(tokens + 10_000)
+    batch = planned_batch(kernel, tokens)
     assert not kernel.refresh(batch)
-    assert kernel.planned is earlier
-    assert calls_until_planned(kernel, batch) > 1
-    assert planned_tokens(kernel) == 8 * 900
-    assert not kernel.refresh(batch)
-
-
-def test_behind_long_layers_one_call_makes_a_plan() -> None:
-    kernel = kernel_for(410_000)
-    batch = planned_batch(kernel, 400_000)
     batch.grow(700)
     assert kernel.refresh(batch)
+    assert planned_tokens(kernel) == 8 * (tokens + 700)
+    assert not kernel.refresh(batch)
 
 
 def test_a_plan_is_renewed_for_a_request_that_is_too_short_for_its_window() -> None:
@@ -75,45 +60,12 @@ def test_a_plan_is_renewed_for_a_request_that_is_too_short_for_its_window() -> N
         batch.set_tokens(3, tokens)
         assert not kernel.refresh(batch)
     batch.set_tokens(3, least - 16)
-    calls_until_planned(kernel, batch)
+    assert kernel.refresh(batch)
     assert kernel.planned.schedule.least[3] <= least - 16
     whole = kernel_for()
     batch = planned_batch(whole, 2000)
     batch.set_tokens(3, 100)
     assert not whole.refresh(batch)
-
-
-def test_a_strategy_that_is_given_takes_fewer_calls() -> None:
-    calls = {}
-    for strategy in ("auto", "cohort"):
-        kernel = kernel_for(strategy=strategy)
-        batch = planned_batch(kernel)
-        batch.grow(700)
-        calls[strategy] = calls_until_planned(kernel, batch)
-    assert calls["cohort"] < calls["auto"]
-
-
-def test_the_plan_is_that_of_the_batch_when_it_was_begun() -> None:
-    """What came since is served alone, and a later plan takes it."""
-    kernel = kernel_for()
-    batch = planned_batch(kernel)
-    batch.grow(700)
-    assert not kernel.refresh(batch)
-    batch.grow(8)
-    batch.finish(2)
-    seats = [batch.add(3000), batch.add(100)]
-    calls_until_planned(kernel, batch)
-    assert (planned_tokens(kernel), kernel.rows) == (8 * 900, 9)
-    assert not kernel.replanning.has_moved(batch)
-    late = kernel.replanning.running(batch)
-    assert late[0].tolist() == batch.row.tolist()
-    assert seats[0] == 2  # a longer request has taken the seat, and room for it is in the plan
-    for _ in range(8):
-        batch.grow(1)
-        kernel.refresh(batch)
-    batch.grow(200)
-    calls_until_planned(kernel, batch)
-    assert planned_tokens(kernel) > 9 * 900
 
 
 def test_buckets_that_change_in_every_step_are_planned_for() -> None:
@@ -126,70 +78,48 @@ def test_buckets_that_change_in_every_step_are_planned_for() -> None:
     assert made >= 3
 
 
-def test_a_call_that_does_not_finish_a_plan_takes_the_seats() -> None:
-    kernel = kernel_for()
-    batch = planned_batch(kernel)
-    batch.grow(700)
-    batch.add(300)
-    assert not kernel.refresh(batch)
-    assert kernel.rows == 9
-    assert not kernel.prepare(batch)
-
-
 @pytest.mark.parametrize("seats", [False, True])
-def test_a_plan_that_was_begun_is_dropped_for_another_batch_or_more_seats(seats: bool) -> None:
+def test_another_batch_and_one_with_more_seats_get_a_plan(seats: bool) -> None:
     kernel = kernel_for()
     batch = LiveBatch(page_size=16, max_seats=8)
     for _ in range(8):
         batch.add(200)
     kernel.update(batch)
-    batch.grow(700)
+    batch.grow(10)
     assert not kernel.refresh(batch)
     if seats:
         batch.add(500)
     else:
         batch = LiveBatch(page_size=16, max_seats=8)
         batch.add(500)
-    calls_until_planned(kernel, batch)
-    assert planned_tokens(kernel) == (8 * 900 + 500 if seats else 500)
+    assert kernel.refresh(batch)
+    assert planned_tokens(kernel) == (8 * 210 + 500 if seats else 500)
 
 
-def test_update_drops_a_plan_that_was_begun() -> None:
-    kernel = kernel_for()
-    batch = planned_batch(kernel)
-    batch.grow(700)
-    assert not kernel.refresh(batch)
-    batch.grow(100)
-    kernel.update(batch)
-    assert not any(kernel.refresh(batch) for _ in range(MOST_CALLS))
-    assert planned_tokens(kernel) == 8 * 1000
-
-
-def test_after_a_failure_the_kernel_keeps_its_plan_and_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_failure_the_kernel_keeps_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = kernel_for()
     batch = planned_batch(kernel)
     batch.grow(700)
     with monkeypatch.context() as patch:
         patch.setattr(kernel, "form", kernel.form._replace(room=dataclasses.replace(kernel.form.room, items=0)))
         with pytest.raises(PlanError, match="needs more tables than there is room for"):
-            calls_until_planned(kernel, batch)
+            assert kernel.refresh(batch)
     assert planned_tokens(kernel) == 8 * 200
     batch.grow(100)
-    calls_until_planned(kernel, batch)
+    assert kernel.refresh(batch)
     assert planned_tokens(kernel) == 8 * 1000
 
 
-def test_too_many_requests_are_refused_while_a_plan_is_made() -> None:
+def test_too_many_requests_are_refused() -> None:
     kernel = kernel_for()
     batch = planned_batch(kernel)
     batch.grow(700)
-    assert not kernel.refresh(batch)
     seats = [batch.add(20) for _ in range(ROWS)]
     with pytest.raises(InputError, match="24"):
         kernel.refresh(batch)
     for seat in seats:
         batch.finish(seat)
-    calls_until_planned(kernel, batch)
+    assert kernel.refresh(batch)
 
 
 def test_a_batch_takes_its_seats_back_from_another_one() -> None:

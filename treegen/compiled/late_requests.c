@@ -9,15 +9,15 @@ static int has_room(const Planned *plan, const Batch *batch, int64_t seat) {
 
 /*
  * Marks the requests that the plan serves, of those that serve_requests found: without those that have another number
- * of query rows, or, unless lengths are ignored, have got too long or too short for another's seat.
+ * of query rows, or, unless lengths are ignored, have got too long or too short for the plan.
  */
 static void mark_planned(const Planned *plan, const Batch *batch, int ignores_lengths) {
     const int32_t *same = line(plan, SAME), *other = line(plan, IS_OTHER);
     int32_t *planned = line(plan, PLANNED);
     for (int64_t seat = 0; seat < plan->seats; seat++) {
         int32_t rows = seat < plan->queries ? plan->query_rows[seat] : 1;
-        int serves = other[seat] ? ignores_lengths || has_room(plan, batch, seat) : same[seat];
-        planned[seat] = serves && of_batch(batch, ROWS, seat) == rows;
+        int serves = (same[seat] || other[seat]) && of_batch(batch, ROWS, seat) == rows;
+        planned[seat] = serves && (ignores_lengths || has_room(plan, batch, seat));
     }
     for (int64_t c = 0; c < plan->claims; c++)
         if (!same[plan->claim[OWNER * plan->claims + c]] && !claim_holds(batch, c))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import NoReturn, TypeAlias
 
 import torch
@@ -13,7 +14,9 @@ from treegen.backends.devices import backend_for
 from treegen.backends.page_table import PageTable
 from treegen.backends.request_program import RequestProgram
 from treegen.backends.torch_request_program import TorchRequestProgram
+from treegen.compiled.batch_tree import BatchTree
 from treegen.cost.token_rates import TokenRates
+from treegen.environment import shares
 from treegen.ir.errors import InputError
 from treegen.ir.live_batch import LiveBatch
 from treegen.ir.plan import Plan
@@ -21,13 +24,12 @@ from treegen.ir.request_tables import RequestTables
 from treegen.ir.shape import Shape
 from treegen.report.explain import Explanation
 from treegen.runtime.batch_checks import check_batch, check_tensors, chosen_strategy
-from treegen.runtime.batch_plans import BatchPlan
+from treegen.runtime.batch_plans import BatchPlan, plan_batch
 from treegen.runtime.batch_room import form_for
 from treegen.runtime.call_options import BatchOptions
 from treegen.runtime.explained_kernel import ExplainedKernel
 from treegen.runtime.kept_calls import KeptCalls
 from treegen.runtime.kernel_text import batch_explanation
-from treegen.runtime.next_plan import NextPlan
 from treegen.runtime.replanning import Replanning
 from treegen.search.batch_choices import BatchChoices
 from treegen.strategies import Choice, Strategy
@@ -77,7 +79,6 @@ class BatchKernel(ExplainedKernel):
         self._calls: KeptCalls[Call] = KeptCalls()
         self._program: BatchProgram | None = None
         self._planned: BatchPlan | None = None
-        self._next: NextPlan | None = None  # that `refresh` has begun
         self._rows = 0
         with phase("load C"):
             c_library.library()  # a machine's first one compiles it, so that no step waits for that
@@ -107,36 +108,31 @@ class BatchKernel(ExplainedKernel):
             StrategyError: The strategy makes plans that this kernel cannot use, or the kernel is batch-invariant.
         """
         wanted = self._options.strategy if strategy is None else chosen_strategy(strategy, self.form)
-        self._plan(self._begin(batch, wanted))
+        self._plan(batch, wanted)
 
-    def _begin(self, batch: LiveBatch, wanted: Strategy) -> NextPlan:
-        return NextPlan(batch, wanted, self._target, self.form, self.choices, self.replanning)
-
-    def _plan(self, begun: NextPlan, parts: int | None = None) -> bool:
-        """Makes parts of a plan, by default all. After the last one it takes the plan, and says so."""
-        rows = check_batch(self.form, begun.batch)
-        self._next = None
-        planned = begun.go_on(parts)
-        if planned is None:
-            self._next = begun
-            return False
+    def _plan(self, batch: LiveBatch, wanted: Strategy) -> None:
+        rows, then, replanning = check_batch(self.form, batch), copy(batch), self.replanning
+        with phase("plan"):
+            tree = replanning.steady(batch, BatchTree.of_batch(then, shared=shares()))
+            free_share = replanning.free_share(batch)
+            planned = plan_batch(tree, self._target, wanted, self.choices, self.form, free_share)
         try:
-            self.replanning.note_plan(begun.batch, begun.then, planned)
-            self.program.load(planned.tables, self.replanning.running(begun.batch))
+            replanning.note_plan(batch, then, planned)
+            self.program.load(planned.tables, replanning.running(batch))
             self._planned = planned
-            self.replanning.note_seats(begun.batch)
+            replanning.note_seats(batch)
         except BaseException:  # stopped in the middle: the next call plans anew
-            self.replanning.forget_plan()
+            replanning.forget_plan()
             raise
         self._rows = rows
-        return True
 
     def prepare(self, batch: LiveBatch) -> bool:
         """Takes the running requests before a step, and plans only if the step cannot wait for `refresh`.
 
-        Does nothing while requests only grow. Does what `seat` does where requests came, ended or moved: those
-        that the plan does not know are served alone until `refresh` plans. Plans as `update` does where there is no
-        plan for this batch, or where serving requests alone would cost the layers of the step more time than a plan.
+        Does nothing while requests of one query row only grow. Does what `seat` does where requests came, ended or
+        moved: those that the plan does not know are served alone until `refresh` plans. Plans as `update` does where
+        there is no plan for this batch, or where serving requests alone would cost the layers of the step more time
+        than a plan, as where chunks of prompts have outgrown the plan.
 
         Args:
             batch: The running requests.
@@ -148,8 +144,9 @@ class BatchKernel(ExplainedKernel):
             InputError, StrategyError: As of `update`.
         """
         new, moved = self.replanning.is_new(batch), self.replanning.has_moved(batch)
-        if new or (moved and self.replanning.cannot_wait(batch)):
-            return self._plan(self._begin(batch, self._options.strategy))
+        if new or ((moved or self.form.room.queries) and self.replanning.cannot_wait(batch)):
+            self._plan(batch, self._options.strategy)
+            return True
         if moved:
             self.seat(batch)
         return False
@@ -158,8 +155,7 @@ class BatchKernel(ExplainedKernel):
         """Plans for later steps if that pays. Call it after the launches of a step, while the device works.
 
         A plan pays where requests ended, or outgrew the present plan, or where steps have lost more time than a plan
-        takes, because requests are served alone or could share more. docs/batches.md lists the cases. A plan is made
-        in parts. A call makes those for which the layers of a step leave time, so that steps do not wait for plans.
+        takes, because requests are served alone or could share more. docs/batches.md lists the cases.
 
         Args:
             batch: The running requests.
@@ -170,12 +166,10 @@ class BatchKernel(ExplainedKernel):
         Raises:
             InputError, StrategyError: As of `update`.
         """
-        begun = self._next if self._next is not None and self._next.is_for(batch) else None
-        self.replanning.note_lateness(batch, planning=begun is not None)
-        if begun is not None or self.replanning.pays(batch):
-            begun = begun or self._begin(batch, self._options.strategy)
-            if self._plan(begun, self.replanning.parts(batch)):
-                return True
+        self.replanning.note_lateness(batch)
+        if self.replanning.pays(batch):
+            self._plan(batch, self._options.strategy)
+            return True
         if self.replanning.has_moved(batch):
             self.seat(batch)
         return False

@@ -9,7 +9,6 @@ from treegen.compiled.batch_tables import BatchTables, LoweredPlan, tables_of
 from treegen.compiled.batch_tree import BatchTree
 from treegen.ir.errors import PlanError, StrategyError
 from treegen.ir.live_batch import LiveBatch
-from treegen.ir.parts import InParts
 from treegen.ir.plan import Plan
 from treegen.ir.positions import windowed_requests
 from treegen.ir.request_schedule import RequestSchedule
@@ -85,12 +84,10 @@ def _check_served(strategy: Strategy, plan: Plan) -> None:
         raise StrategyError("strategy", str(strategy), "needs launches of its own", fix)
 
 
-def planning(
+def plan_batch(
     tree: BatchTree, target: Target, wanted: Strategy, choices: BatchChoices, form: BatchForm, free_share: float = 0.0
-) -> InParts[BatchPlan]:
+) -> BatchPlan:
     """Plans for a running batch, in fewer parts and with less sharing where tables have no room.
-
-    Each part takes some tenths of a millisecond; see NextPlan.
 
     Args:
         tree: The batch's tree by request.
@@ -105,7 +102,7 @@ def planning(
         PlanError: No plan has room.
     """
     whole, tree, shape = tree, _within_windows(tree, form), form.shape
-    choice = whole_gpu = yield from _choosing(tree, target, wanted, choices, shape)
+    choice = whole_gpu = _choice(tree, target, wanted, choices, shape)
     if wanted.automatic and tree.counts.unique_tokens <= FEW_TOKENS * form.room.at_once:
         choice = leaving_free(whole_gpu, free_share)
     for strategy in in_fewer_parts(choice.strategy):
@@ -116,7 +113,6 @@ def planning(
             verify(made.plan, tree.tree)
         if isinstance(made, LoweredPlan):
             _check_served(strategy, made.plan)
-            yield
         if made.fits(form.room):
             reason = choice.reason if strategy is choice.strategy else f"{choice.strategy} needs more room"
             left = free_share if strategy is choice.strategy and choice is not whole_gpu else 0.0
@@ -124,17 +120,16 @@ def planning(
         if made.seated.claims > form.room.claims and tree.tree.requests is not None:
             parts, topology, requests = shallow(tree.tree.requests, CLAIMS_PER_ROW)
             fewer = BatchTree.of_tree(Tree(*parts, topology, requests))
-            return (yield from planning(fewer, target, wanted, choices, form, free_share))
+            return plan_batch(fewer, target, wanted, choices, form, free_share)
     raise PlanError("batch", str(tree.tree), "needs more tables than there is room for", "raise max_tokens")
 
 
-def _choosing(
-    tree: BatchTree, target: Target, wanted: Strategy, choices: BatchChoices, shape: Shape
-) -> InParts[Choice]:
-    if not wanted.automatic:
-        return wanted.choose(Problem(tree.tree, shape, target))
-    known = choices.known(Figures.of_counts(*tree.counts))
-    return known or (yield from choices.choosing(Problem(tree.tree, shape, target)))
+def _choice(tree: BatchTree, target: Target, wanted: Strategy, choices: BatchChoices, shape: Shape) -> Choice:
+    known = choices.known(Figures.of_counts(*tree.counts)) if wanted.automatic else None
+    if known is not None:
+        return known
+    problem = Problem(tree.tree, shape, target)
+    return choices.choose(problem) if wanted.automatic else wanted.choose(problem)
 
 
 def _tables(strategy: Strategy, tree: BatchTree, target: Target, form: BatchForm) -> BatchTables:

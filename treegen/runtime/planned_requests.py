@@ -165,10 +165,11 @@ class PlannedRequests:
         """See Served.planned. ignores_lengths: whether it serves requests that are too long or too short as well."""
         made, same, others = self.made, served.same, served.others
         planned = same.copy()
-        if len(others):
-            tokens = batch.tokens.take(others)
-            fits = (tokens <= made.most.take(others)) & (tokens >= made.least.take(others))
-            planned[others] = fits | ignores_lengths
+        planned[others] = True
+        if not ignores_lengths:
+            both = min(len(batch.tokens), len(made.most))
+            tokens = batch.tokens[:both]
+            planned[:both] &= (tokens >= made.least[:both]) & (tokens <= made.most[:both])
         kept = same.take(self._claims.table[1])
         if np.count_nonzero(kept) < len(kept):
             lost = self._claims.lost(batch, (~kept).nonzero()[0])

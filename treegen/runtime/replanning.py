@@ -31,8 +31,6 @@ _PLAN_US = 2000.0
 Beside an H200 plans in C take 0.25 to 0.4 ms. With 400 no batch of a recorded server, on templates or of beams gains
 anything, and plans before a step hide that plans do not hold.
 """
-_PART_US = 600.0
-"""Microseconds that a slow host takes for a part of a plan, roughly."""
 _FIXED_LAYER_US = 12.0
 """Microseconds that a layer takes beside the time to read its KV."""
 _LONG_STEP_US = 550.0
@@ -99,7 +97,7 @@ class Replanning:
         self._sharing = SteadySharing()
 
     def note_plan(self, batch: LiveBatch, then: LiveBatch, planned: BatchPlan) -> None:
-        """Notes a new plan of a batch. then: the batch as it was for the plan."""
+        """Notes a new plan of a batch. then: a copy of the batch, which stays as it was for the plan."""
         self.plans, self._late_us, self._steps = self.plans + 1, 0.0, 0
         before = self._lives[1] if self._seen is not None and self._seen.batch is batch else _AloneShare()
         self._lives, self._free_share = (before, _AloneShare()), planned.free_share
@@ -139,15 +137,14 @@ class Replanning:
         most_us = 2 * _PLAN_US / self.layers
         if self._late_plan is not None:
             served = self._served_by_plan(batch)
-            if not (served.worse or self._room.queries) or self._late_plan.most_late_us(batch, served) <= most_us:
+            if self._room.queries:
+                self._cost = None  # requests with several query rows, which grow faster, may have outgrown the plan
+            elif not served.worse or self._late_plan.most_late_us(batch, served) <= most_us:
                 return False
         return self._late_cost(batch).late_us > most_us
 
-    def note_lateness(self, batch: LiveBatch, *, planning: bool) -> None:
-        """Notes what this step loses because the present plan is late.
-
-        planning: whether the next plan is being made, which the loss does not count for any more.
-        """
+    def note_lateness(self, batch: LiveBatch) -> None:
+        """Notes what this step loses because the present plan is late."""
         late_us = share = 0.0
         if self._knows(batch) and self._may_lose(batch):
             cost = self._late_cost(batch)
@@ -159,8 +156,7 @@ class Replanning:
             else:
                 late_us += cost.layer_us * self._free_share  # nobody uses the blocks that the plan leaves free
         self._lives[1].add(share)
-        if not planning:
-            self._steps, self._late_us = self._steps + 1, self._late_us + late_us
+        self._steps, self._late_us = self._steps + 1, self._late_us + late_us
 
     def pays(self, batch: LiveBatch) -> bool:
         """Says whether to plan now, while the device works. See BatchKernel.refresh for the conditions."""
@@ -182,12 +178,6 @@ class Replanning:
         seen = self._seen
         return seen is not None and seen.batch is batch and len(batch.tokens) == len(seen.tokens)
 
-    def parts(self, batch: LiveBatch) -> int | None:
-        """Returns how many parts of a plan to make in a step, while the device works; None if the plan cannot wait."""
-        if self.is_new(batch):
-            return None
-        return max(1, int(self._step_us(batch) / _PART_US))
-
     def _step_us(self, batch: LiveBatch) -> float:
         """Estimates the microseconds that the layers of a step take."""
         cost = self._late_cost(batch)
@@ -208,7 +198,8 @@ class Replanning:
         """Makes the tree to plan for: the batch's own, or one that shares less where plans have not held."""
         seen, most = self._seen, 0
         if self._steps and seen is not None and seen.batch is batch and not self._room.chunk:
-            most = int(self._sharing.allowance(self._late_us / self._steps, self._steps) / self._rates.token_us)
+            lost_us = self._late_us + self._worth_us(batch) / self.layers  # with the next plan, which takes time, too
+            most = int(self._sharing.allowance(lost_us / self._steps, self._steps) / self._rates.token_us)
         self._sharing.spared_us = 0.0
         if not most or not made.shares_tokens or made.has_queries:
             return made
@@ -231,8 +222,11 @@ class Replanning:
 
     def _saves_time(self, batch: LiveBatch) -> bool:
         """Says whether a new plan takes less time than the present one has lost."""
-        most_us = _LOST_IN_LONG_US if self._step_us(batch) >= _LONG_STEP_US else _LOST_US
-        return self._late_us * self.layers > most_us
+        return self._late_us * self.layers > self._worth_us(batch)
+
+    def _worth_us(self, batch: LiveBatch) -> float:
+        """Returns the microseconds that steps lose before the next plan is made."""
+        return _LOST_IN_LONG_US if self._step_us(batch) >= _LONG_STEP_US else _LOST_US
 
     def running(self, batch: LiveBatch) -> Ints:
         """Returns the running requests as the kernel is to see them, `[RUNNING_FIELDS, seats]`."""

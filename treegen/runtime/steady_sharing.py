@@ -10,6 +10,8 @@ _FIRST, _MOST = 4.0, 64.0
 """The other way of planning is tried again when this way has lost this multiple of what the last plan of the other way
 lost: at first four times as much. The multiple is doubled each time that the other way is no better.
 """
+_TRIAL = 8
+"""The least steps for which plans go the other way: one that lasts a single step says little."""
 _MORE = 2.0
 """Sharing less is tried again at once if plans that share all lose this many times as much as at the last attempt."""
 
@@ -57,6 +59,7 @@ class SteadySharing:
         self._of_all, self._of_less = _Loss(), _Loss()
         self._shares_less = False  # whether plans that share less lose less
         self._lost_us, self._times = 0.0, _FIRST  # by this way since the other one was tried; see _FIRST
+        self._trying, self._tries_less = 0, False  # for these steps, see _TRIAL; which way
         self._tried_us = 0.0  # what plans that share all lost when sharing less was tried last
 
     def allowance(self, late_us: float, steps: int) -> float:
@@ -65,8 +68,8 @@ class SteadySharing:
         That is what plans that share all lose, or 0 if the next plan is to share all.
 
         Args:
-            late_us: Microseconds that a layer has taken longer, because the present plan was late; the mean of its
-                steps.
+            late_us: Microseconds that a layer has taken longer, because the present plan was late and the next one
+                takes time, too; the mean of its steps.
             steps: These steps.
         """
         of_all, of_less = self._of_all, self._of_less
@@ -76,6 +79,9 @@ class SteadySharing:
         present.add(late_us + self.spared_us, steps)
         if not of_all.steps:
             return 0.0
+        self._trying -= steps
+        if self._trying > 0:
+            return of_all.mean_us if self._tries_less else 0.0
         shares_less = of_less.mean_us < of_all.mean_us
         if shares_less != self._shares_less:
             self._shares_less, self._lost_us, self._times = shares_less, 0.0, _FIRST
@@ -86,5 +92,6 @@ class SteadySharing:
         if lose_more or self._lost_us > self._times * other.last_us:
             self._lost_us, self._times = 0.0, min(2 * self._times, _MOST)
             shares_less = not shares_less
+            self._trying, self._tries_less = _TRIAL, shares_less
             self._tried_us = of_all.mean_us if shares_less else self._tried_us
         return of_all.mean_us if shares_less else 0.0

@@ -21,11 +21,10 @@ from treegen.autotune_cache.entry import Entry, Policy, PolicyValue
 from treegen.autotune_cache.key import PolicyKey, key_for
 from treegen.autotune_cache.policy_cache import POLICY_CACHE
 from treegen.ir.kernel_config import KernelConfig
-from treegen.ir.parts import InParts, go_on
 from treegen.ir.shape import Shape
 from treegen.search.bucket import Figures, batch_bucket
 from treegen.search.split_estimates import BATCH_BLOCKS_PER_SM, EVEN_SHARES
-from treegen.search.weigh import Weights, as_named, least, walks_of, weights_from
+from treegen.search.weigh import Weights, as_named, least, weights_of
 from treegen.strategies.baselines import query
 from treegen.strategies.cohort import Cohort
 from treegen.strategies.context_cuts import SPLIT_STEP
@@ -139,8 +138,13 @@ class BatchChoices:
 
         The split of an earlier choice grows and shrinks with the tokens, so the number of work items stays the same.
         """
-        choice = self.known(Figures.of(problem.tree)) or go_on(self.choosing(problem))
-        assert choice is not None
+        figures = Figures.of(problem.tree)
+        choice = self.known(figures)
+        if choice is None:
+            weights = weights_of(problem, self.config)
+            measured = None if weights is None else self._measured(problem, figures.batch_bucket, weights)
+            choice = measured or least(problem, weights, self.most_items)
+            self._choices[figures.policy_bucket] = choice, figures.tokens
         return choice
 
     def known(self, figures: Figures) -> Choice | None:
@@ -150,19 +154,6 @@ class BatchChoices:
         if choice is not None and known <= _DRIFT * tokens <= _DRIFT * _DRIFT * known:
             return choice if known == tokens else Choice(scaled(choice.strategy, tokens / known), choice.reason)
         return None
-
-    def choosing(self, problem: Problem) -> InParts[Choice]:
-        """Chooses anew, in parts that take about the same time."""
-        figures = Figures.of(problem.tree)
-        walks = walks_of(problem, self.config)
-        yield
-        weights = weights_from(walks, problem, self.config)
-        yield
-        measured = None if weights is None else self._measured(problem, figures.batch_bucket, weights)
-        choice = measured or least(problem, weights, self.most_items)
-        self._choices[figures.policy_bucket] = choice, figures.tokens
-        yield
-        return choice
 
     def _measured(self, problem: Problem, bucket: str, weights: Weights) -> Choice | None:
         """Returns the measured choice for a bucket of batches, if the policy cache has one that fits this batch."""

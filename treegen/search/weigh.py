@@ -27,7 +27,7 @@ from treegen.ir.kernel_config import KernelConfig
 from treegen.ir.tree import Tree
 from treegen.search.cohort_counts import Cohorts, cohorts_of
 from treegen.search.cohort_sums import Tally, bins_of, tally
-from treegen.search.path_cuts import MOST_CUTS, Cut, cuts_of
+from treegen.search.path_cuts import MOST_CUTS, cuts_of
 from treegen.search.size import fits_whole_paths, is_too_large
 from treegen.search.split_estimates import (
     BATCH_BLOCKS_PER_SM,
@@ -247,37 +247,17 @@ class Weights(NamedTuple):
         return [divmod(index, len(self.walks)) for index in self.times_us.argsort(axis=None, kind="stable").tolist()]
 
 
-class Walks(NamedTuple):
-    """All walks of a tree: the cuts of its paths, the layout, and the cohorts."""
-
-    cuts: list[Cut]
-    layout: WalkLayout
-    cohorts: Cohorts
-
-
 def weights_of(problem: Problem, config: KernelConfig | None = None) -> Weights | None:
     """Weighs every policy of the list; None where no row sees anything. Errors as of `weighed`.
 
     config: the kernel config of all plans, where launches have but one; policies then name no tile.
     """
-    return weights_from(walks_of(problem, config), problem, config)
-
-
-def walks_of(problem: Problem, config: KernelConfig | None = None) -> Walks | None:
-    """Does the first half of `weights_of`: counts the cohorts of all walks."""
     tree, shape, target = problem
     if not len(tree.topology.spans):
         return None
     cuts = cuts_of(tree)
     layout = layout_of(shape, target, tree.num_rows, len(cuts), config)
-    return Walks(cuts, layout, cohorts_of(tree, layout, cuts))
-
-
-def weights_from(walks: Walks | None, problem: Problem, config: KernelConfig | None = None) -> Weights | None:
-    """Does the second half of `weights_of`, from the result of the first one."""
-    if walks is None:
-        return None
-    (cuts, layout, cohorts), (tree, shape, target) = walks, problem
+    cohorts = cohorts_of(tree, layout, cuts)
     bins, whole = bins_of(cohorts), tally(cohorts, len(layout.walks))
     splits = splits_of(bins, whole, layout, shape, target, BLOCKS_PER_SM if config is None else BATCH_BLOCKS_PER_SM)
     whole_paths = len(layout.walks) - len(cuts)

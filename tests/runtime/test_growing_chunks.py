@@ -1,0 +1,54 @@
+"""Chunks of prompts, which gain as many tokens in a step as they have query rows, beside requests that decode."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.planned_batches import alone, kernel_for
+from treegen import LiveBatch
+from treegen.runtime.batch_kernel import BatchKernel
+
+
+def begun(rows: int) -> tuple[BatchKernel, LiveBatch, int]:
+    """A kernel that has planned for a prompt's first chunk, of this many rows, and a request that decodes."""
+    kernel, batch = kernel_for(2, 1 << 16, max_rows=8192), LiveBatch(page_size=16)
+    batch.add(900)
+    chunk = batch.add(rows, rows=rows)
+    assert kernel.prepare(batch)
+    return kernel, batch, chunk
+
+
+def grow(batch: LiveBatch, chunk: int) -> None:
+    """The tokens of the next step."""
+    batch.grow()
+    batch.grow(int(batch.rows[chunk]) - 1, [chunk])
+
+
+@pytest.mark.parametrize("rows", [512, 2048])
+def test_refresh_plans_before_chunks_have_outgrown_the_plan(rows: int) -> None:
+    kernel, batch, chunk = begun(rows)
+    for _ in range(6):
+        kernel.refresh(batch)
+        grow(batch, chunk)
+        assert not kernel.prepare(batch)
+        assert alone(kernel, batch) == []
+
+
+@pytest.mark.parametrize(("rows", "plans"), [(512, 1), (4096, 7)])
+def test_prepare_plans_where_chunks_have_outgrown_the_plan(rows: int, plans: int) -> None:
+    """A plan leaves room for 2,048 tokens."""
+    kernel, batch, chunk = begun(rows)
+    made = 0
+    for _ in range(7):
+        grow(batch, chunk)
+        made += kernel.prepare(batch)
+        assert alone(kernel, batch) == []
+    assert made == plans
+
+
+def test_prepare_leaves_a_short_chunk_alone() -> None:
+    """Which costs the layers of a step less than a plan."""
+    kernel, batch, chunk = begun(2)
+    batch.grow(3000, [chunk])
+    assert not kernel.prepare(batch)
+    assert alone(kernel, batch) == [chunk]
