@@ -38,11 +38,11 @@ from replan import flashinfer_wrapper
 from treegen import LiveBatch, PageTable, Shape
 from treegen.backends.batch_form import BatchForm
 from treegen.compiled import c_library
+from treegen.compiled.batch_tree import BatchTree
 from treegen.compiled.table_words import TableWords
 from treegen.ir.request_tables import NO_REQUEST
 from treegen.runtime.batch_kernel import BatchKernel
 from treegen.search.batch_choices import BatchChoices
-from treegen.target.problem import Problem
 from treegen.target.targets import target_from
 
 PAGE_SIZE, GROUP = 16, 8
@@ -144,8 +144,8 @@ def plan_us(kernel: BatchKernel, batch: Batch) -> tuple[float, float, float]:
         in_c.append(median_us(lambda: kernel.update(live), batch.replace, 20))
         with without_c():
             in_numpy.append(median_us(lambda: kernel.update(live), batch.replace, 20))
-    problem = Problem(live.tree(), form.shape, target_from("h200"))
-    choose = median_us(lambda: BatchChoices(form.config, form.room.items).choose(problem))
+    tree, h200 = BatchTree.of_batch(live), target_from("h200")
+    choose = median_us(lambda: BatchChoices(form.shape, h200, form.config, form.room.items).choose(tree))
     return statistics.median(in_c), statistics.median(in_numpy), choose
 
 

@@ -28,13 +28,16 @@ from treegen.bench.suite_tuning import (
     suite_entries,
     suite_table,
 )
+from treegen.compiled.batch_tree import BatchTree
 from treegen.ir.errors import StrategyError
 from treegen.ir.verify import verify
 from treegen.runtime.batch_room import batch_config
 from treegen.search.batch_choices import BatchChoices, accepts_for_batches, batch_key, place_of, policy_at, scaled
-from treegen.search.weigh import least, weights_of
+from treegen.search.weigh import weights_of
+from treegen.search.weighed_policies import as_named
 from treegen.strategies import cohort, query
 from treegen.strategies.cohort import Cohort
+from treegen.strategies.strategy import Choice
 from treegen.target.problem import Problem
 from treegen.target.targets import target_from
 
@@ -46,6 +49,25 @@ pytestmark = pytest.mark.usefixtures("policies_folder")
 def prefix(rows: int, shared: int, own: int) -> Problem:
     """Requests that share a prefix."""
     return Problem(Tree.from_parents([-1] + [0] * rows, [shared] + [own] * rows), SHAPE, H200)
+
+
+def choices_of(most_items: int = 10_000, shape: Shape = SHAPE) -> BatchChoices:
+    """Choices of a kernel for batches."""
+    return BatchChoices(shape, H200, TILE, most_items)
+
+
+def choose(choices: BatchChoices, problem: Problem) -> Choice:
+    """The choice for a problem's tree."""
+    return choices.choose(BatchTree.of_tree(problem.tree))
+
+
+def weighed_choice(problem: Problem, most_items: int = 10_000) -> Choice:
+    """The choice by estimates of NumPy."""
+    weights = weights_of(problem, TILE)
+    assert weights is not None
+    place = weights.best(most_items)
+    strategy = as_named(weights.policy(place), problem.tree)
+    return Choice(strategy, weights.reason(strategy, weights.time_us(place)))
 
 
 def kept(problem: Problem, **policy: object) -> None:
@@ -101,8 +123,8 @@ def test_buckets_are_coarse() -> None:
 def test_what_was_measured_is_taken_at_any_length() -> None:
     problem, longer = prefix(60, 4096, 600), prefix(62, 4500, 900)
     kept(problem, head_rows=32, blocks_per_sm="2")
-    choices = BatchChoices(TILE, 10_000)
-    chosen, other = choices.choose(problem), BatchChoices(TILE, 10_000).choose(longer)
+    choices = choices_of()
+    chosen, other = choose(choices, problem), choose(choices_of(), longer)
     assert chosen.reason == "measured as the fastest for such batches: a test"
     assert chosen.strategy.options["head_rows"] == other.strategy.options["head_rows"] == 32
     found = weights_of(longer, TILE)
@@ -116,9 +138,9 @@ def test_even_shares_are_those_of_the_batch_that_is_planned() -> None:
     """Also where the choice is remembered, and the batch's groups read more in all than then."""
     few, many = prefix(60, 4096, 600), prefix(62, 4096, 560)
     kept(few, head_rows=64, blocks_per_sm="even")
-    choices = BatchChoices(TILE, 10_000)
-    strategy = choices.choose(few).strategy
-    assert choices.choose(many).strategy == strategy == Cohort(64, shares=33)
+    choices = choices_of()
+    strategy = choose(choices, few).strategy
+    assert choose(choices, many).strategy == strategy == Cohort(64, shares=33)
     for problem in (few, many):
         plan = strategy.plan(problem)
         assert plan.group_tokens.max() < 4096
@@ -145,21 +167,21 @@ def test_impossible_shares_are_refused(options: dict[str, Any], words: str) -> N
 def test_what_a_batch_cannot_have_is_weighed(policy: dict[str, object]) -> None:
     problem = Problem(Tree.from_parents([-1] * 64, [1000] * 64), SHAPE, H200)
     kept(problem, **policy)
-    assert BatchChoices(TILE, 10_000).choose(problem) == least(problem, weights_of(problem, TILE), 10_000)
+    assert choose(choices_of(), problem) == weighed_choice(problem)
 
 
 def test_plans_with_too_many_items_are_not_taken() -> None:
     problem = prefix(60, 4096, 500)
     kept(problem, head_rows=64, blocks_per_sm="2")
-    assert "measured" in BatchChoices(TILE, 10_000).choose(problem).reason
-    assert BatchChoices(TILE, 30).choose(problem) == least(problem, weights_of(problem, TILE), 30)
+    assert "measured" in choose(choices_of(), problem).reason
+    assert choose(choices_of(30), problem) == weighed_choice(problem, 30)
 
 
 def test_a_policy_that_does_not_suit_a_batch_of_the_bucket_is_not_taken() -> None:
     """Here it leaves most of the GPU idle."""
     problem = prefix(60, 4096, 500)
     kept(problem, head_rows=64)
-    assert BatchChoices(TILE, 10_000).choose(problem) == least(problem, weights_of(problem, TILE), 10_000)
+    assert choose(choices_of(), problem) == weighed_choice(problem)
 
 
 def test_plans_that_merge_nothing_pay_for_the_launch_of_merges() -> None:
@@ -190,11 +212,11 @@ def test_files_are_read_once_for_a_bucket(monkeypatch: pytest.MonkeyPatch) -> No
         return lookup(self, *arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(PolicyCache, "lookup", counted)
-    choices = BatchChoices(TILE, 10_000)
+    choices = choices_of()
     for own in (560, 700, 900, 560, 900):
-        choices.choose(prefix(60, 4096, own))
+        choose(choices, prefix(60, 4096, own))
     assert len(reads) == 1
-    choices.choose(prefix(8, 4096, 400))
+    choose(choices, prefix(8, 4096, 400))
     assert len(reads) == 2
 
 
@@ -246,7 +268,7 @@ def test_the_fastest_of_a_bucket_is_kept() -> None:
     assert entry.measured_us == min(time for _, time, _ in entry.candidates if time is not None)
     assert entry.source == "medians: a, b, 1.16x the weighed choice"
     POLICY_CACHE.store(entry)
-    assert "measured" in BatchChoices(TILE, 10_000).choose(prefix(60, 4096, 500)).reason
+    assert "measured" in choose(choices_of(), prefix(60, 4096, 500)).reason
 
 
 def test_nothing_is_kept_where_the_weighed_choice_is_good() -> None:
@@ -303,11 +325,11 @@ def test_entries_name_batches_of_other_seeds() -> None:
 def test_the_split_of_an_earlier_choice_follows_the_tokens() -> None:
     """So growth adds no work items beyond those that were weighed, which may just fill the GPU."""
     shape = replace(SHAPE, num_qo_heads=8, num_kv_heads=1)
-    choices, items = BatchChoices(TILE, 10_000), []
+    choices, items = choices_of(shape=shape), []
     for own in (60, 70, 80, 95):
         problem = Problem(Tree.from_parents([-1, *[0] * 20], [4000, *[own] * 20]), shape, H200)
-        chosen = choices.choose(problem)
-        assert chosen.reason == choices.choose(problem).reason
+        chosen = choose(choices, problem)
+        assert chosen.reason == choose(choices, problem).reason
         items.append(len(chosen.strategy.plan(problem)))
     assert max(items) == items[0]
     assert chosen.strategy.options["split"] > 0
@@ -320,6 +342,6 @@ def test_what_has_no_split_is_not_scaled() -> None:
 
 
 def test_an_empty_batch_has_nothing_to_scale() -> None:
-    choices = BatchChoices(TILE, 10_000)
+    choices = choices_of()
     empty = Problem(LiveBatch(16).tree(), SHAPE, H200)
-    assert choices.choose(empty) == choices.choose(empty)
+    assert choose(choices, empty) == choose(choices, empty)

@@ -1,5 +1,6 @@
 /* A tree by request, what is planned for it, and the functions that do so. */
 #pragma once
+#include "context_cuts.h"
 #include <stdint.h>
 
 enum { ROW_NODE, SEES, ROW_OF_RANK, SEAT, EPOCH, ABOVE, SHARED, LENGTH, OF_ROW };
@@ -21,13 +22,11 @@ static inline const int32_t *of_nodes(const BatchTree *tree, int64_t column) {
     return tree->words + OF_ROW * tree->requests + column * tree->nodes;
 }
 
-/* Options of treegen.strategies.cohort.Cohort, 0 for none, and the values of treegen.strategies.context_cuts. */
+/* Options of treegen.strategies.cohort.Cohort, 0 for none. */
 typedef struct {
     int64_t rows, split_shared_rows, split; /* rows: of a group */
     double shares;
-    double room; /* from here on: how shares are cut */
-    int64_t step, most_parts, late_tokens;
-    double late;
+    ShareRules rules;
     int64_t most_made; /* parts */
 } Policy;
 

@@ -2,6 +2,9 @@
 
     tree_by_request.c   batch ──▶ tree       treegen.ir.tree.requests does the same
     cohort_plan.c       tree ──▶ plan        treegen.strategies.cohort
+    context_cuts.c      parts of a plan      treegen.strategies.context_cuts
+    batch_walks.c       tree ──▶ cohorts     treegen.search.cohort_counts
+    batch_weights.c     cohorts ──▶ times    treegen.search.weigh
     item_tables.c       plan ──▶ schedule    treegen.schedule.by_request
     batch_tables.c      both in one call
     table_words.c       schedule ──▶ words   treegen.ir.request_tables
@@ -34,6 +37,9 @@ _FOLDER = Path(__file__).parent
 _SOURCES = (
     "tree_by_request.c",
     "cohort_plan.c",
+    "context_cuts.c",
+    "batch_walks.c",
+    "batch_weights.c",
     "item_tables.c",
     "batch_tables.c",
     "table_words.c",
@@ -54,6 +60,10 @@ _ARGUMENTS = {
     "planned_requests": (_POINTER, _POINTER, _POINTER),
     "late_facts": (_POINTER, _POINTER, _POINTER),
     "growth": (_POINTER, _POINTER, _INT, _INT, _POINTER),
+    "weigh_policies": (_POINTER, _POINTER, _POINTER, _POINTER),
+    "policy_items": (_POINTER, _INT, _INT),
+    "policy_time": (_POINTER, _POINTER, _INT, _INT, _POINTER),
+    "best_policy": (_POINTER, _POINTER, _INT, _POINTER),
 }
 
 

@@ -1,7 +1,6 @@
 /* Plans of path cohorts: what treegen.strategies.cohort and .context_cuts make of a tree by request. */
 #include "arrays.h"
 #include "batch_tables.h"
-#include <math.h>
 
 enum { LO = RANK_LO, HI = RANK_HI }; /* lines of the table of spans, and of a plan's segments, as of nodes */
 
@@ -10,22 +9,6 @@ typedef struct {
     int64_t groups;
     int64_t *lo, *hi, *indptr, *segment;
 } Groups;
-
-/* Parts of groups: tokens begin:end, counted through the segments of all groups. */
-typedef struct {
-    int64_t parts;
-    int64_t *group, *begin, *end;
-} Parts;
-
-#define MOST_SHARES 4e18 /* that an int64_t holds */
-
-/* a // b of Python's floats, b above 0 */
-static double floored(double a, double b) {
-    double rest = fmod(a, b), whole = (a - rest) / b;
-    if (rest < 0) whole -= 1;
-    double down = floor(whole);
-    return whole - down > 0.5 ? down + 1 : down;
-}
 
 /*
  * Finds the nodes at which paths are cut: the first of those that fewer than `shared` rows see. Returns their number.
@@ -45,101 +28,6 @@ static int64_t cut_paths(const int32_t *spans, const int32_t *parent, int64_t no
         }
     }
     return cuts;
-}
-
-/* Counts the parts of at most `length` tokens. */
-static int64_t count_parts(const int64_t *of_groups, int64_t groups, int64_t length) {
-    int64_t count = 0;
-    for (int64_t g = 0; g < groups; g++) count += divided_up(of_groups[g + 1] - of_groups[g], length);
-    return count;
-}
-
-/* Lists the parts of at most `length` tokens. Returns their number. */
-static int64_t cut_every(const int64_t *of_groups, int64_t groups, int64_t length, Parts *made) {
-    int64_t count = 0;
-    for (int64_t g = 0; g < groups; g++)
-        for (int64_t begin = of_groups[g]; begin < of_groups[g + 1]; begin += length, count++) {
-            made->group[count] = g;
-            made->begin[count] = begin;
-            made->end[count] = at_most(begin + length, of_groups[g + 1]);
-        }
-    return made->parts = count;
-}
-
-static int rises(const void *a, const void *b) {
-    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
-    return (x > y) - (x < y);
-}
-
-/* Adds behind[0:n], the longest first, to the loads, the shortest first, and sorts the loads anew. */
-static void put_behind(int64_t *loads, int64_t blocks, const int64_t *behind, int64_t n) {
-    for (int64_t i = 0; i < n; i++) loads[i] += behind[i];
-    qsort(loads, blocks, sizeof *loads, rises);
-}
-
-/* Finds where to cut parts that would end late, as context_cuts._late_cuts. Returns the number of `cuts`. */
-static int64_t late_cuts(const Parts *parts, int64_t share, int64_t blocks, const Policy *policy, int64_t *cuts) {
-    int64_t n = parts->parts, kept = 0;
-    if (!(blocks < n && n <= policy->most_parts * blocks)) return 0;
-    int64_t *memory = malloc(5 * n * sizeof(int64_t));
-    if (!memory) return NO_MEMORY;
-    int64_t *order = memory, *spare = order + n, *key = spare + n, *falling = key + n, *loads = falling + n;
-    for (int64_t i = 0; i < n; i++) {
-        order[i] = i;
-        key[i] = parts->begin[i] - parts->end[i];
-    }
-    sort_by_key(order, spare, key, n);
-    for (int64_t i = 0; i < n; i++) falling[i] = -key[order[i]];
-    for (int64_t i = 0; i < blocks; i++) loads[i] = falling[blocks - 1 - i];
-    int64_t limit = share + at_least((int64_t)(policy->late * (double)share), policy->late_tokens), place = blocks;
-    for (; place < n; place += blocks) {
-        int64_t behind = at_most(blocks, n - place), latest = 0;
-        for (int64_t i = 0; i < behind; i++) latest = at_least(latest, falling[place + i] + loads[i]);
-        if (latest > limit) break;
-        put_behind(loads, blocks, falling + place, behind);
-    }
-    int64_t rest = 0, step = policy->step, most = share;
-    for (int64_t i = place; i < n; i++) rest += falling[i];
-    for (;; most += step) {
-        int64_t rooms = 0;
-        for (int64_t i = 0; i < blocks; i++) rooms += at_least(most - loads[i], 0) / step * step;
-        if (rooms >= rest) break;
-    }
-    int64_t cut = 0, part = place, ended = 0; /* tokens of the parts from `place` on that end before `part` */
-    for (int64_t i = 0; place < n && i < blocks; i++) {
-        int64_t room = at_least(most - loads[i], 0) / step * step;
-        cut += room;
-        if (!room || cut >= rest) continue;
-        while (ended + falling[part] <= cut) ended += falling[part++];
-        int64_t before = cut - ended;
-        if (before >= step && falling[part] - before >= step) cuts[kept++] = parts->begin[order[part]] + before;
-    }
-    free(memory);
-    return kept;
-}
-
-/* The tokens of a share, as context_cuts.even_share; 0 for those that are out of range. */
-static int64_t share_of(int64_t tokens, double shares, const Policy *policy) {
-    double step = (double)policy->step, share = -floored(-(double)tokens * policy->room, shares * step) * step;
-    return share < MOST_SHARES && shares < MOST_SHARES ? at_least((int64_t)share, 1) : 0;
-}
-
-/* Cuts groups as context_cuts.cut_evenly; `made` has room for twice the parts of a share. Returns their number. */
-static int64_t cut_evenly(const int64_t *of_groups, int64_t groups, double shares, const Policy *policy,
-                          Parts *made) {
-    int64_t share = share_of(of_groups[groups], shares, policy);
-    int64_t n = cut_every(of_groups, groups, share, made), *cuts = made->group + n; /* behind the parts */
-    int64_t found = late_cuts(made, share, (int64_t)shares, policy, cuts);
-    if (found <= 0) return found < 0 ? found : n;
-    memcpy(made->begin + n, cuts, found * sizeof *cuts);
-    n = made->parts = n + found;
-    qsort(made->begin, n, sizeof *made->begin, rises);
-    for (int64_t i = 0, g = 0; i < n; i++) {
-        while (of_groups[g + 1] <= made->begin[i]) g++;
-        made->group[i] = g;
-        made->end[i] = i + 1 < n ? made->begin[i + 1] : of_groups[groups];
-    }
-    return n;
 }
 
 /*
@@ -250,7 +138,7 @@ int64_t cohort_plan(const BatchTree *tree, const Policy *policy, int32_t *made, 
     for (int64_t g = 0; g <= groups.groups; g++) of_groups[g] = tokens_to[groups.indptr[g]];
     Parts parts = {0, NULL, NULL, NULL};
     int64_t total = of_groups[groups.groups], length = policy->split ? policy->split : total + 1;
-    if (policy->shares > 0) length = share_of(total, policy->shares, policy);
+    if (policy->shares > 0) length = share_of(total, policy->shares, &policy->rules);
     int64_t count = length > 0 ? count_parts(of_groups, groups.groups, length) : policy->most_made + 1;
     int64_t parts_room = 2 * count + 2;
     if (count <= policy->most_made) of_parts.block = malloc(3 * parts_room * sizeof(int64_t));
@@ -259,7 +147,7 @@ int64_t cohort_plan(const BatchTree *tree, const Policy *policy, int32_t *made, 
         parts.group = TAKE(&of_parts, int64_t, parts_room);
         parts.begin = TAKE(&of_parts, int64_t, parts_room);
         parts.end = TAKE(&of_parts, int64_t, parts_room);
-        count = policy->shares > 0 ? cut_evenly(of_groups, groups.groups, policy->shares, policy, &parts)
+        count = policy->shares > 0 ? cut_evenly(of_groups, groups.groups, policy->shares, &policy->rules, &parts)
                                    : cut_every(of_groups, groups.groups, length, &parts);
         for (int64_t i = 0; i < count; i++)
             segments += part_segments(&groups, spans, nodes, tokens_to, parts.group[i], parts.begin[i], parts.end[i],

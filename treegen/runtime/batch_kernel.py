@@ -74,7 +74,7 @@ class BatchKernel(ExplainedKernel):
         self._shape, self._target, self._options = shape, target, options
         self._backend = backend_for(pages.table.device, options.backend)
         self.form = form = form_for(shape, pages, target, options, most_tokens, most_rows)
-        self.choices = BatchChoices(form.config, form.room.items)
+        self.choices = BatchChoices(form.shape, target, form.config, form.room.items)
         self.replanning = Replanning(form.room, TokenRates.of(form.config, shape, target, form.window_left))
         self._calls: KeptCalls[Call] = KeptCalls()
         self._program: BatchProgram | None = None

@@ -20,7 +20,6 @@ from treegen.runtime.batch_room import CLAIMS_PER_ROW, FEW_TOKENS, in_fewer_part
 from treegen.schedule.by_request import ItemRoom
 from treegen.schedule.chunk_items import lower_chunks
 from treegen.search.batch_choices import BatchChoices
-from treegen.search.bucket import Figures
 from treegen.strategies import Choice, Strategy
 from treegen.strategies.batch_invariant import BatchInvariant
 from treegen.target.problem import Problem
@@ -125,11 +124,7 @@ def plan_batch(
 
 
 def _choice(tree: BatchTree, target: Target, wanted: Strategy, choices: BatchChoices, shape: Shape) -> Choice:
-    known = choices.known(Figures.of_counts(*tree.counts)) if wanted.automatic else None
-    if known is not None:
-        return known
-    problem = Problem(tree.tree, shape, target)
-    return choices.choose(problem) if wanted.automatic else wanted.choose(problem)
+    return choices.choose(tree) if wanted.automatic else wanted.choose(Problem(tree.tree, shape, target))
 
 
 def _tables(strategy: Strategy, tree: BatchTree, target: Target, form: BatchForm) -> BatchTables:

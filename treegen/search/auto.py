@@ -17,7 +17,8 @@ from treegen.schedule.lower import lower
 from treegen.search.halves import best_halves
 from treegen.search.policies import accepts, key_of, strategy_of
 from treegen.search.size import fits_whole_paths, is_too_large
-from treegen.search.weigh import as_named, candidates, weighed, weights_of
+from treegen.search.weigh import candidates, weighed, weights_of
+from treegen.search.weighed_policies import as_named
 from treegen.strategies.cohort import cohort
 from treegen.strategies.deft import deft_flatten, deft_node, deft_node_chunk
 from treegen.strategies.fasttree import fasttree

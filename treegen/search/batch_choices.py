@@ -20,16 +20,21 @@ from functools import lru_cache
 from treegen.autotune_cache.entry import Entry, Policy, PolicyValue
 from treegen.autotune_cache.key import PolicyKey, key_for
 from treegen.autotune_cache.policy_cache import POLICY_CACHE
+from treegen.compiled.batch_tree import BatchTree
 from treegen.ir.kernel_config import KernelConfig
 from treegen.ir.shape import Shape
+from treegen.ir.tree import Tree
 from treegen.search.bucket import Figures, batch_bucket
+from treegen.search.compiled_weights import BatchWalks
 from treegen.search.split_estimates import BATCH_BLOCKS_PER_SM, EVEN_SHARES
-from treegen.search.weigh import Weights, as_named, least, weights_of
+from treegen.search.weigh import NOTHING, weights_of
+from treegen.search.weighed_policies import WeighedPolicies, as_named
 from treegen.strategies.baselines import query
 from treegen.strategies.cohort import Cohort
 from treegen.strategies.context_cuts import SPLIT_STEP
 from treegen.strategies.strategy import Choice, Strategy
 from treegen.target.problem import Problem
+from treegen.target.targets import Target
 
 _DRIFT = 1.15
 """The factor by which the tokens of a batch may grow or shrink before its policies are weighed anew."""
@@ -47,11 +52,11 @@ _EARLIER_BLOCKS = ("4", "8")
 
 def batch_key(problem: Problem) -> PolicyKey:
     """Returns the cache key of a batch's bucket. Page sizes share policies, as do bf16 and fp16."""
-    return _key_of(batch_bucket(problem.tree), problem)
+    return _key_of(batch_bucket(problem.tree), problem.shape, problem.target)
 
 
-def _key_of(bucket: str, problem: Problem) -> PolicyKey:
-    return key_for(f"batch of {bucket}", _measured_shape(problem.shape), problem.target)
+def _key_of(bucket: str, shape: Shape, target: Target) -> PolicyKey:
+    return key_for(f"batch of {bucket}", _measured_shape(shape), target)
 
 
 @lru_cache(16)
@@ -80,7 +85,7 @@ def _blocks_of(policy: Mapping[str, object]) -> object:
     return policy.get("blocks_per_sm", policy.get("waves"))
 
 
-def policy_at(weights: Weights, place: tuple[int, int]) -> Policy:
+def policy_at(weights: WeighedPolicies, place: tuple[int, int]) -> Policy:
     """Returns the policy at a place of weighed ones, for batches of the same bucket."""
     split, walk = place
     policy: dict[str, PolicyValue] = {"strategy": "cohort", "head_rows": weights.walks[walk].head_rows}
@@ -91,7 +96,7 @@ def policy_at(weights: Weights, place: tuple[int, int]) -> Policy:
     return policy
 
 
-def place_of(weights: Weights, policy: Policy) -> tuple[int, int] | None:
+def place_of(weights: WeighedPolicies, policy: Policy) -> tuple[int, int] | None:
     """Returns the place of a policy among those weighed for a batch; None where it is not among them."""
     cut = policy.get("cut")
     walks = [walk for walk, each in enumerate(weights.walks) if (each.split_shared_rows is None) == (cut is None)]
@@ -124,30 +129,48 @@ class BatchChoices:
     Files are read once for each bucket of the policy cache.
 
     Args:
+        shape: The attention shape.
+        target: The GPU.
         config: The kernel config of all launches.
         most_items: The most work items of a plan.
     """
 
-    def __init__(self, config: KernelConfig, most_items: int) -> None:
+    def __init__(self, shape: Shape, target: Target, config: KernelConfig, most_items: int) -> None:
+        self._shape, self._target = shape, target
         self.config, self.most_items = config, most_items
+        self._walks: dict[int, BatchWalks] = {}  # by the rows of a tree, at most those of a tile
         self._choices: dict[str, tuple[Choice, int]] = {}  # by bucket, with the tokens of the batch
         self._entries: dict[str, Entry | None] = {}
 
-    def choose(self, problem: Problem) -> Choice:
+    def choose(self, tree: BatchTree) -> Choice:
         """Returns the choice of an earlier batch of the same bucket with about equal tokens, or else a new one.
 
         The split of an earlier choice grows and shrinks with the tokens, so the number of work items stays the same.
+
+        Raises ShapeError: No kernel config fits the shape.
         """
-        figures = Figures.of(problem.tree)
-        choice = self.known(figures)
+        figures = Figures.of_counts(*tree.counts)
+        choice = self._known(figures)
         if choice is None:
-            weights = weights_of(problem, self.config)
-            measured = None if weights is None else self._measured(problem, figures.batch_bucket, weights)
-            choice = measured or least(problem, weights, self.most_items)
+            weights = self._weights(tree)
+            choice = Choice(as_named(Cohort(1), _cut(tree)), NOTHING)
+            if weights is not None:
+                measured = self._measured(tree, figures.batch_bucket, weights)
+                choice = measured or _chosen(tree, weights, weights.best(self.most_items))
             self._choices[figures.policy_bucket] = choice, figures.tokens
         return choice
 
-    def known(self, figures: Figures) -> Choice | None:
+    def _weights(self, tree: BatchTree) -> WeighedPolicies | None:
+        """Weighs all policies, in C where that is possible; None where no row sees anything."""
+        if not tree.counts.unique_tokens:
+            return None
+        rows = min(tree.counts.rows, self.config.rows)
+        walks = self._walks.get(rows)
+        if walks is None:
+            walks = self._walks[rows] = BatchWalks(self._shape, self._target, self.config, rows)
+        return walks.weights(tree) or weights_of(Problem(tree.tree, self._shape, self._target), self.config)
+
+    def _known(self, figures: Figures) -> Choice | None:
         """Returns the choice of an earlier batch of the same bucket with about equal tokens, if there was one."""
         tokens = figures.tokens
         choice, known = self._choices.get(figures.policy_bucket, (None, 0))
@@ -155,10 +178,11 @@ class BatchChoices:
             return choice if known == tokens else Choice(scaled(choice.strategy, tokens / known), choice.reason)
         return None
 
-    def _measured(self, problem: Problem, bucket: str, weights: Weights) -> Choice | None:
+    def _measured(self, tree: BatchTree, bucket: str, weights: WeighedPolicies) -> Choice | None:
         """Returns the measured choice for a bucket of batches, if the policy cache has one that fits this batch."""
         if bucket not in self._entries:
-            self._entries[bucket] = POLICY_CACHE.lookup(_key_of(bucket, problem), accepts_for_batches).entry
+            key = _key_of(bucket, self._shape, self._target)
+            self._entries[bucket] = POLICY_CACHE.lookup(key, accepts_for_batches).entry
         entry = self._entries[bucket]
         place = None if entry is None else place_of(weights, entry.policy)
         if entry is None or place is None or weights.items(place) > self.most_items:
@@ -166,4 +190,14 @@ class BatchChoices:
         if weights.time_us(place) > _NEAR * weights.time_us(weights.best()):
             return None
         reason = f"measured as the fastest for such batches: {entry.source}"
-        return Choice(as_named(weights.policy(place), problem.tree), reason)
+        return Choice(as_named(weights.policy(place), _cut(tree)), reason)
+
+
+def _chosen(tree: BatchTree, weights: WeighedPolicies, place: tuple[int, int]) -> Choice:
+    strategy = as_named(weights.policy(place), _cut(tree))
+    return Choice(strategy, weights.reason(strategy, weights.time_us(place)))
+
+
+def _cut(tree: BatchTree) -> Tree | None:
+    """Returns the tree where rows may see different parts of a node, which they do not in columns."""
+    return None if tree.columns is not None else tree.tree

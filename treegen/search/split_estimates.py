@@ -29,7 +29,7 @@ EVEN_SHARES = "even"
 """The name of the split in even shares of all thread blocks that the GPU holds at a time."""
 EVEN_ROW = 1
 """The row of this split in arrays [splits, walks]."""
-_CUT_TILES = 0.5  # tiles that a cut through the tokens of a cohort adds
+CUT_TILES = 0.5  # tiles that a cut through the tokens of a cohort adds
 
 
 def splits_of(
@@ -239,7 +239,7 @@ def _cut_tiles(layout: WalkLayout) -> Floats:
 
     Splits cut no tile where a cohort reads only one span: a row in a tree whose rows share nothing.
     """
-    cut: Floats = np.where((np.array(layout.rows) > 1) | (len(layout.part) > len(layout.walks)), _CUT_TILES, 0.0)
+    cut: Floats = np.where((np.array(layout.rows) > 1) | (len(layout.part) > len(layout.walks)), CUT_TILES, 0.0)
     return cut
 
 

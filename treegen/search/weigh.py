@@ -16,15 +16,12 @@ Items are counted. The tiles that a split adds to a walk, and the tiles of its l
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from treegen.cost.figures import time_text
 from treegen.ir.arrays import INT32_MAX, Floats, Longs, offsets
 from treegen.ir.kernel_config import KernelConfig
-from treegen.ir.tree import Tree
 from treegen.search.cohort_counts import Cohorts, cohorts_of
 from treegen.search.cohort_sums import Tally, bins_of, tally
 from treegen.search.path_cuts import MOST_CUTS, cuts_of
@@ -43,7 +40,7 @@ from treegen.search.split_estimates import (
     times_of,
 )
 from treegen.search.walk_layout import WHOLE, WalkLayout, layout_of
-from treegen.strategies.baselines import query
+from treegen.search.weighed_policies import WeighedPolicies, as_named
 from treegen.strategies.cohort import Cohort
 from treegen.strategies.context_cuts import even_parts, parts_of
 from treegen.strategies.strategy import Choice, Strategy
@@ -70,14 +67,11 @@ def weighed(problem: Problem) -> Choice:
     return least(problem, weights_of(problem))
 
 
-def least(problem: Problem, weights: Weights | None, most_items: int | None = None) -> Choice:
-    """Returns the choice of `weighed` from a problem's weights.
-
-    most_items: leaves out policies whose plans have more work items. If all have more, takes one with the fewest.
-    """
+def least(problem: Problem, weights: Weights | None) -> Choice:
+    """Returns the choice of `weighed` from a problem's weights."""
     if weights is None:
         return Choice(as_named(Cohort(1), problem.tree), NOTHING)
-    place = weights.best_planned(problem) if most_items is None else weights.best(most_items)
+    place = weights.best_planned(problem)
     strategy = as_named(weights.policy(place), problem.tree)
     return Choice(strategy, weights.reason(strategy, weights.time_us(place)))
 
@@ -100,39 +94,12 @@ def candidates(problem: Problem, most: int | None = None) -> list[tuple[Strategy
     return list(found.items())
 
 
-def as_named(strategy: Strategy, tree: Tree) -> Strategy:
-    """Returns `query` for a cohort of one row with its whole path, if both plan the tree alike."""
-    if isinstance(strategy, Cohort) and strategy.shares is None and _is_query(strategy) and not _has_rows_inside(tree):
-        return query(strategy.split)
-    return strategy
-
-
-def _is_query(strategy: Cohort) -> bool:
-    return (
-        strategy.head_rows == 1
-        and strategy.tile is None
-        and strategy.split_shared_rows is None
-        and not strategy.cut_nodes
-    )
-
-
-def _has_rows_inside(tree: Tree) -> bool:
-    """Tells whether rows of a node see different parts of it.
-
-    `query` reads each row's part of a node uncut; a cohort of one row reads it cut.
-    """
-    node = tree.topology.spans.node
-    return bool((node[1:] == node[:-1]).any())
-
-
-class Weights(NamedTuple):
-    """Policies with their estimated times.
+@dataclass(frozen=True)
+class Weights(WeighedPolicies):
+    """Policies with their estimated times, as NumPy finds them.
 
     Attributes:
-        walks: A policy without split for each walk.
-        splits: `[splits, walks]`; tokens per work item, INT32_MAX where nothing is split.
-        times_us: `[splits, walks]`; microseconds. Those of policies for running batches are the least that they may
-            take: see `time_us`.
+        walks, splits, times_us: See WeighedPolicies.
         shares: `[walks]`; the thread blocks that even shares are for.
         cohorts: The cohorts of all walks.
         layout: The layout of all walks.
@@ -151,51 +118,29 @@ class Weights(NamedTuple):
     of_batch: BatchTimes | None
 
     @property
-    def query_us(self) -> float:
-        """Microseconds of plain per-row decoding with its best split."""
-        alone = [
-            place for place, walk in enumerate(self.walks) if walk.head_rows == 1 and walk.split_shared_rows is None
-        ]
-        return float(self.times_us[:, alone].min())
+    def names_shares(self) -> bool:  # type: ignore[override]
+        """See WeighedPolicies."""
+        return self.of_batch is not None
 
-    def reason(self, strategy: Strategy, time_us: float) -> str:
-        """Returns the reason for taking a strategy with this estimated time."""
-        taken, number = time_text(time_us), self.times_us.size
-        if strategy.name == "query" or (isinstance(strategy, Cohort) and _is_query(strategy)):
-            return f"sharing does not pay: plain per-row decoding takes least of {number} policies, {taken}"
-        plain = time_text(self.query_us)
-        return f"least estimated time of {number} policies, {taken}; plain per-row decoding takes {plain}"
-
-    def policy(self, place: tuple[int, int]) -> Cohort:
-        """Returns the policy at a place of `times_us`."""
-        walk, split, shares = self.walks[place[1]], int(self.splits[place]), self.shares.item(place[1])
-        if split == INT32_MAX:
-            return walk
-        if self.of_batch is not None and place[0] == EVEN_ROW:
-            return replace(walk, shares=int(shares) if shares.is_integer() else shares)
-        return replace(walk, split=split)
+    def shares_of(self, walk: int) -> float:
+        """See WeighedPolicies."""
+        return self.shares.item(walk)
 
     def items(self, place: tuple[int, int]) -> int:
-        """Counts the work items of this policy's plan."""
+        """See WeighedPolicies."""
         return self._items(place, self.cohorts.of_walk(place[1]))
 
     def time_us(self, place: tuple[int, int]) -> float:
-        """Returns the estimated microseconds of the policy at a place.
-
-        That of a policy for running batches follows from the tokens of each of its items.
-        """
+        """See WeighedPolicies."""
         return self._time_us(place, self.cohorts.of_walk(place[1]))
 
     def exact(self) -> Weights:
         """Returns these weights with the time of every policy, as of `time_us`."""
         times_us = [self.time_us((split, walk)) for split in range(len(self.splits)) for walk in range(len(self.walks))]
-        return self._replace(times_us=np.reshape(times_us, self.times_us.shape))
+        return replace(self, times_us=np.reshape(times_us, self.times_us.shape))
 
     def best(self, most_items: int | None = None) -> tuple[int, int]:
-        """Returns the place of the policy with the least time among those with at most `most_items`.
-
-        If there is none, it is the place of one with the fewest items.
-        """
+        """See WeighedPolicies."""
         if most_items is None and self.of_batch is None:
             return divmod(int(self.times_us.argmin()), len(self.walks))
         repeated = self.splits == INT32_MAX  # a policy without split stands in the first row as well

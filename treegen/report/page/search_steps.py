@@ -8,7 +8,8 @@ from treegen.autotune_cache.policy_cache import POLICY_CACHE
 from treegen.ir.arrays import INT32_MAX
 from treegen.search.policies import accepts, key_of
 from treegen.search.split_estimates import BLOCKS_PER_SM, EVEN_SHARES
-from treegen.search.weigh import as_named, candidates, weights_of
+from treegen.search.weigh import candidates, weights_of
+from treegen.search.weighed_policies import as_named
 from treegen.target.problem import Problem
 
 MOST_CANDIDATES = 40
