@@ -131,6 +131,25 @@ def test_c_makes_what_numpy_makes(seed: int) -> None:
 
 
 @given(st.integers(0, 2**32))
+@examples(200)
+def test_less_sharing(seed: int) -> None:
+    if c_library.c_compiler() is None:
+        pytest.skip("there is no C compiler")
+    source = random.Random(seed)
+    batch = random_batch(source)
+    table = batch.table.copy()
+    in_c, known = BatchTree.of_batch(batch), BatchTree.of_tree(batch.tree())
+    for most in (0, source.randint(0, 50), source.randint(0, 5000), 2**40):
+        found, expected = in_c.sharing_less(most), known.sharing_less(most)
+        assert (found is None) == (expected is None)
+        if found is not None and expected is not None:
+            check(found[0].tree, expected[0].tree)
+            assert found[0].counts == expected[0].counts
+            assert 0 < found[1] == expected[1] <= most
+    assert (batch.table == table).all()
+
+
+@given(st.integers(0, 2**32))
 @examples(100)
 def test_parts_that_would_end_late(seed: int) -> None:
     """There are more parts than thread blocks, and the last ones are cut further."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from copy import copy
 from functools import cached_property
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ import treegen.compiled.c_library as c_library
 from treegen.ir.arrays import Ints, frozen, largest
 from treegen.ir.live_batch import LiveBatch
 from treegen.ir.tree import Tree
-from treegen.ir.tree.less_sharing import without_sharing
+from treegen.ir.tree.less_sharing import without_sharing, without_small_shares
 from treegen.ir.tree.requests import OF_NODES, OF_ROWS, of_columns
 
 
@@ -138,6 +139,31 @@ class BatchTree:
             return None
         parts, topology, alone = made
         return BatchTree.of_tree(Tree(*parts, topology, alone))
+
+    def sharing_less(self, most: int) -> tuple[BatchTree, int] | None:
+        """Makes the tree in which requests, which have one row each, read by themselves what sharing saves least on.
+
+        Args:
+            most: The most tokens that are read in addition.
+
+        Returns:
+            The tree, and the tokens that are read in addition; None where it is the same.
+        """
+        library = c_library.library()
+        if library is not None and self.columns is not None and self._batch is not None:
+            then = copy(self._batch)
+            table = then.table
+            again = library.share_less(self.columns.address, most, c_library.address_of(table), table.shape[1])
+            if again >= 0:
+                return (BatchTree.of_batch(then), again) if again else None
+        requests = self.tree.requests
+        assert requests is not None
+        less = without_small_shares(self.tree.row_node, self.tree.topology, requests, most)
+        if less is None:
+            return None
+        parts, topology, sharing = less
+        again = int(requests.shared_tokens.sum() - sharing.shared_tokens.sum())
+        return BatchTree.of_tree(Tree(*parts, topology, sharing)), again
 
     @property
     def has_queries(self) -> bool:

@@ -1,6 +1,7 @@
 """The C code of this folder, compiled with the machine's C compiler, which Triton needs as well.
 
     tree_by_request.c   batch ──▶ tree       treegen.ir.tree.requests does the same
+    less_sharing.c      tree ──▶ batch       treegen.ir.tree.less_sharing
     cohort_plan.c       tree ──▶ plan        treegen.strategies.cohort
     context_cuts.c      parts of a plan      treegen.strategies.context_cuts
     batch_walks.c       tree ──▶ cohorts     treegen.search.cohort_counts
@@ -36,6 +37,7 @@ from treegen.autotune_cache.folders import cache_folder, make_folder, private_fo
 _FOLDER = Path(__file__).parent
 _SOURCES = (
     "tree_by_request.c",
+    "less_sharing.c",
     "cohort_plan.c",
     "context_cuts.c",
     "batch_walks.c",
@@ -52,6 +54,7 @@ _LONGEST_S = 60  # seconds that compiling may take
 _INT, _POINTER = ctypes.c_int64, ctypes.c_void_p
 _ARGUMENTS = {
     "tree_by_request": (_POINTER, _INT, _INT, _INT, _POINTER, _POINTER),
+    "share_less": (_POINTER, _INT, _POINTER, _INT),
     "batch_tables": (_POINTER, _POINTER, _POINTER, _POINTER, _INT, _POINTER),
     "write_tables": (_POINTER, _POINTER, _POINTER, _POINTER),
     "begin_requests": (_POINTER, _POINTER),

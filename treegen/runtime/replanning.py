@@ -18,8 +18,6 @@ from treegen.cost.token_rates import TokenRates
 from treegen.ir.arrays import Ints
 from treegen.ir.live_batch import LiveBatch
 from treegen.ir.request_tables import RequestRoom
-from treegen.ir.tree import Tree
-from treegen.ir.tree.less_sharing import without_small_shares
 from treegen.runtime.batch_plans import BatchPlan
 from treegen.runtime.late_plan import LateCost, LatePlan
 from treegen.runtime.planned_requests import ALONE_US, Served, running_requests
@@ -203,15 +201,12 @@ class Replanning:
         self._sharing.spared_us = 0.0
         if not most or not made.shares_tokens or made.has_queries:
             return made
-        tree = made.tree
-        assert tree.requests is not None
-        less = without_small_shares(tree.row_node, tree.topology, tree.requests, most)
+        less = made.sharing_less(most)
         if less is None:
             return made
-        parts, topology, requests = less
-        again = int(tree.requests.shared_tokens.sum() - requests.shared_tokens.sum())
+        tree, again = less
         self._sharing.spared_us = again * self._rates.token_us
-        return BatchTree.of_tree(Tree(*parts, topology, requests))
+        return tree
 
     def _outgrows(self, batch: LiveBatch) -> bool:
         """Says whether requests are too long or too short for the plan. Plans of chunks stay good for any lengths."""
