@@ -10,7 +10,7 @@ from treegen.ir.arrays import Floats, Longs, ramp
 from treegen.schedule.pack_runs import MOST_SPREAD
 from treegen.search.cohort_counts import Cohorts
 
-_BIN_BITS, _BINS = 19, 512  # dropping 19 bits of a float32 leaves 16 bins per power of two; 32 powers fit
+_BIN_BITS, BINS = 19, 512  # dropping 19 bits of a float32 leaves 16 bins per power of two; 32 powers fit
 _FIRST_BIN = 127 << 4  # the bin of 1.0
 _TIES = float(1 << 26)  # more than the packed tiles of any cohort
 
@@ -98,19 +98,19 @@ class Bins(NamedTuple):
 def bins_of(cohorts: Cohorts) -> Bins:
     """Returns the bins of all chunks: one per cohort in small chunks, else 16 bins per power of two of tokens."""
     chunks, counts = len(cohorts.counts), cohorts.counts
-    if int(counts.max()) <= _BINS:
+    if int(counts.max()) <= BINS:
         ones = np.ones(len(cohorts.tokens))
         return Bins(ones, cohorts.rows, cohorts.tokens, cohorts.first, counts, cohorts.walk.repeat(counts))
     cell = cohorts.tokens.astype(np.float32).view(np.int32) >> _BIN_BITS
     cell -= _FIRST_BIN - 1
     np.maximum(cell, 0, out=cell)
     place = ramp(len(cell)) - cohorts.first.repeat(counts)
-    cells = np.where((counts <= _BINS).repeat(counts), place, cell)
-    cells += (_BINS * ramp(chunks)).repeat(counts)
+    cells = np.where((counts <= BINS).repeat(counts), place, cell)
+    cells += (BINS * ramp(chunks)).repeat(counts)
     found = np.bincount(cells)
     bins = found.nonzero()[0]
     number = found[bins].astype(np.float64)
     rows, tokens = (np.bincount(cells, column)[bins].astype(np.float64) for column in (cohorts.rows, cohorts.tokens))
-    first = (bins // _BINS).searchsorted(np.arange(chunks + 1))
+    first = (bins // BINS).searchsorted(np.arange(chunks + 1))
     of_chunks = first[1:] - first[:-1]
     return Bins(number, rows, tokens / number, first[:-1], of_chunks, cohorts.walk.repeat(of_chunks))

@@ -22,6 +22,7 @@ from treegen.ir.kernel_config import KernelConfig
 from treegen.ir.shape import Shape
 from treegen.ir.tree.requests import OF_ROWS
 from treegen.schedule.pack_runs import MOST_SPREAD
+from treegen.search.cohort_sums import BINS
 from treegen.search.path_cuts import MOST_CUTS
 from treegen.search.split_estimates import BATCH_BLOCKS_PER_SM, CUT_TILES
 from treegen.search.walk_layout import WHOLE, walk_fields
@@ -34,8 +35,6 @@ from treegen.target.tile_config import RUN_TOKENS, is_latent
 
 _SPLITS, _WALKS = 2 + len(BATCH_BLOCKS_PER_SM), len(WHOLE) + MOST_CUTS
 _PLACES = _SPLITS * _WALKS
-_WORDS_OF_WEIGHED = 4 * _PLACES + 32 + 6 * _WALKS + (_WALKS + MOST_CUTS) * (1 + 3 * 512)
-"""Words of Weighed in batch_weights.h: splits, times and their parts; counts; totals; bins."""
 _BYTES = "kv_bytes", "q_bytes", "partial_bytes", "final_bytes"
 _RATES = (
     *("spread", "lanes", "sms", "shares", "lone_us", "full_us"),
@@ -44,6 +43,7 @@ _RATES = (
 )
 
 
+# The structures of batch_weights.h.
 class _SpannedTree(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("rows", "spans", "nodes", "unique_tokens")),
@@ -61,6 +61,23 @@ class _WalkFacts(ctypes.Structure):
         ("room", ctypes.c_double),
         *((name, ctypes.c_int64) for name in ("step", "most_parts", "late_tokens")),
         ("late", ctypes.c_double),
+    )
+
+
+class _Bins(ctypes.Structure):
+    _fields_ = (("count", ctypes.c_int64), *((name, ctypes.c_double * BINS) for name in ("number", "rows", "tokens")))
+
+
+class _Weighed(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_double * _PLACES) for name in ("splits", "times_us", "busy_us", "rest_us")),
+        *((name, ctypes.c_int64) for name in ("walks", "cuts")),
+        ("thresholds", ctypes.c_int64 * MOST_CUTS),
+        ("below", ctypes.c_double * MOST_CUTS),
+        ("first", ctypes.c_int64 * (_WALKS + 1)),
+        ("cohorts", ctypes.c_void_p),
+        ("totals", ctypes.c_double * (6 * _WALKS)),
+        ("bins", _Bins * (_WALKS + MOST_CUTS)),
     )
 
 
@@ -113,7 +130,7 @@ class BatchWalks:
             return None
         rows = tree.counts.rows
         cohorts = np.empty(sum(-(-rows // each) for each in self._rows_of) + MOST_CUTS * rows, np.int64)
-        words, (known, _kept) = np.empty(_WORDS_OF_WEIGHED), spanned
+        words, (known, _kept) = np.empty(ctypes.sizeof(_Weighed) // 8), spanned
         at = c_library.address_of(words)
         walks = library.weigh_policies(ctypes.addressof(known), self.address, at, c_library.address_of(cohorts))
         return None if walks < 0 else CompiledWeights(self, words, at, cohorts, walks)
@@ -135,7 +152,8 @@ class CompiledWeights(WeighedPolicies):
     def walks(self) -> tuple[Cohort, ...]:  # type: ignore[override]  # made when it is asked for
         """See WeighedPolicies."""
         whole, number = self._of.whole, self.splits.shape[1]
-        thresholds = self._kept[0][4 * _PLACES + 2 :].view(np.int64)[: number - whole].tolist()
+        at = _Weighed.thresholds.offset // 8
+        thresholds = self._kept[0][at:].view(np.int64)[: number - whole].tolist()
         cut = self._of.walks[whole:number]
         found = [replace(walk, split_shared_rows=rows) for walk, rows in zip(cut, thresholds, strict=True)]
         return (*self._of.walks[:whole], *found)
