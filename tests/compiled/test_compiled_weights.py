@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
 from collections.abc import Iterator
 
@@ -16,9 +17,10 @@ from treegen import LiveBatch, Shape, Tree
 from treegen.compiled.batch_tree import BatchTree
 from treegen.runtime.batch_room import batch_config
 from treegen.search.batch_choices import BatchChoices
-from treegen.search.compiled_weights import BatchWalks, CompiledWeights
+from treegen.search.compiled_weights import BatchWalks, CompiledWeights, Weighed
 from treegen.search.weigh import Weights, weights_of
 from treegen.target.problem import Problem
+from treegen.target.targets import Target, target_from
 
 MLA = Shape(16, 1, 576, 512, dtype="bf16", page_size=64, shared_kv=True)
 SHAPES = (
@@ -28,19 +30,19 @@ SHAPES = (
 needs_c = pytest.mark.skipif(c_library.library() is None, reason="there is no C compiler")
 
 
-def both(tree: BatchTree, shape: Shape) -> tuple[CompiledWeights, Weights]:
+def both(tree: BatchTree, shape: Shape, target: Target = H200) -> tuple[CompiledWeights, Weights]:
     """The weights of a tree, by C and by NumPy."""
-    config = batch_config(shape, H200)
-    in_c = BatchWalks(shape, H200, config, min(tree.counts.rows, config.rows)).weights(tree)
-    in_numpy = weights_of(Problem(tree.tree, shape, H200), config)
+    config = batch_config(shape, target)
+    in_c = BatchWalks(shape, target, config, min(tree.counts.rows, config.rows)).weights(tree)
+    in_numpy = weights_of(Problem(tree.tree, shape, target), config)
     assert in_c is not None
     assert in_numpy is not None
     return in_c, in_numpy
 
 
-def check(tree: BatchTree, shape: Shape) -> None:
+def check(tree: BatchTree, shape: Shape, target: Target = H200) -> None:
     """That C and NumPy find the same policies, with the same times but for rounding."""
-    in_c, in_numpy = both(tree, shape)
+    in_c, in_numpy = both(tree, shape, target)
     assert in_c.walks == in_numpy.walks
     assert (in_c.splits == in_numpy.splits).all()
     assert in_c.times_us == pytest.approx(in_numpy.times_us, rel=1e-12)
@@ -82,7 +84,7 @@ def trees(number: int) -> Iterator[BatchTree]:
 def test_random_trees() -> None:
     source = random.Random(7)
     for tree in trees(40):
-        check(tree, source.choice(SHAPES))
+        check(tree, source.choice(SHAPES), target_from(source.choice(["a100", "h200", "b200"])))
 
 
 @needs_c
@@ -98,6 +100,22 @@ def test_large_batches(shape: Shape) -> None:
             sharing = () if first == request else (first, 512)
             batch.add(tokens, *sharing)
         check(BatchTree.of_batch(batch), shape)
+
+
+@needs_c
+def test_long_requests() -> None:
+    """Nearly 2^31 tokens in all."""
+    batch = LiveBatch(16)
+    for tokens in (2**30, 2**30 - 5000, 3000):
+        batch.add(tokens)
+    check(BatchTree.of_batch(batch), SHAPES[1])
+
+
+@needs_c
+def test_c_has_the_structures_of_python() -> None:
+    library = c_library.library()
+    assert library is not None
+    assert library.size_of_weighed() == ctypes.sizeof(Weighed)
 
 
 @needs_c

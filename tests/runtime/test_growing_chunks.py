@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import pytest
 
+import treegen.compiled.c_library as c_library
 from support.planned_batches import alone, kernel_for
 from treegen import LiveBatch
 from treegen.runtime.batch_kernel import BatchKernel
+
+
+@pytest.fixture(params=["C", "NumPy"], autouse=True)
+def maker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What counts late requests."""
+    if request.param == "NumPy":
+        monkeypatch.setattr(c_library, "library", lambda: None)
+    elif c_library.library() is None:
+        pytest.skip("there is no C compiler")
 
 
 def begun(rows: int) -> tuple[BatchKernel, LiveBatch, int]:
@@ -44,6 +54,18 @@ def test_prepare_plans_where_chunks_have_outgrown_the_plan(rows: int, plans: int
         made += kernel.prepare(batch)
         assert alone(kernel, batch) == []
     assert made == plans
+
+
+@pytest.mark.parametrize(("rows", "most"), [(8, 3), (128, 12), (512, 14)])
+def test_plans_are_made_where_they_pay(rows: int, most: int) -> None:
+    """NumPy makes them, in more time than layers of few rows take. In 40 steps requests that decode gain 40 tokens."""
+    kernel, batch, chunk = begun(rows)
+    made = 0
+    for _ in range(40):
+        kernel.prepare(batch)
+        made += kernel.refresh(batch)
+        grow(batch, chunk)
+    assert 40 * rows // 2048 - 1 <= made <= most
 
 
 def test_prepare_leaves_a_short_chunk_alone() -> None:

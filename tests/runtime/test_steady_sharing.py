@@ -58,6 +58,33 @@ def test_it_waits_longer_after_each_attempt_that_does_not_help() -> None:
     assert len(attempts) < 16
 
 
+@pytest.mark.parametrize("steps", [1, 3])
+def test_short_plans_are_tried_for_some_steps(steps: int) -> None:
+    """An attempt that costs more than it may ends at once, and one that does not is judged by 8 steps."""
+    for spared_us, tried in ((2 * LATE_US, range(1, 3)), (LATE_US / 2, range(8 // steps, 8 // steps + 3))):
+        sharing, left_out = SteadySharing(), []
+        for plan in range(200 // steps):
+            late_us = LATE_US if plan % 2 or not sharing.spared_us else 2 * LATE_US
+            sharing.spared_us = spared_us if sharing.allowance(late_us, steps) else 0.0
+            left_out.append(sharing.spared_us > 0)
+        assert left_out.index(False) in tried
+        assert sum(left_out) < 0.3 * len(left_out)
+
+
+def test_plans_of_a_single_step_that_do_not_help_are_few() -> None:
+    sharing, left_out = SteadySharing(), 0
+    for _ in range(1000):
+        sharing.spared_us = sharing.allowance(LATE_US, 1)
+        left_out += sharing.spared_us > 0
+    assert 8 < left_out < 40
+
+
+def test_what_a_plan_takes_counts_only_where_plans_are_late() -> None:
+    assert SteadySharing().allowance(0.0, 1, 300.0) == 0.0
+    assert SteadySharing().allowance(2.0, 1, 300.0) == 4.0
+    assert SteadySharing().allowance(2.0, 3, 3.0) == 3.0
+
+
 def test_an_attempt_that_may_leave_out_more_does_not_wait() -> None:
     sharing = SteadySharing()
     assert sharing.allowance(1.0, STEPS) == pytest.approx(1.0)

@@ -50,7 +50,8 @@ static void split_walk(const WalkFacts *facts, Weighed *made, int64_t w) {
     made->splits[0][w] = WHOLE;
     made->splits[EVEN][w] = even;
     for (int64_t s = EVEN + 1; s < SPLITS; s++) {
-        double blocks = (double)(s - EVEN), wanted = larger(floor(blocks * facts->sms / facts->lanes), 1);
+        double blocks = (double)facts->blocks_per_sm[s - EVEN - 1];
+        double wanted = larger(floor(blocks * facts->sms / facts->lanes), 1);
         int divided = wanted > totals->cohorts;
         double split = divided ? totals->tokens / larger(wanted - totals->cohorts / 2, 0.5)
                                : tile * throughput_us / (facts->lone_us * blocks);
@@ -120,6 +121,9 @@ int64_t weigh_policies(const SpannedTree *tree, const WalkFacts *facts, Weighed 
     }
     return made->walks.walks;
 }
+
+/* What a caller has to give room for, in bytes. */
+int64_t size_of_weighed(void) { return sizeof(Weighed); }
 
 /* The work items of a policy's plan. */
 int64_t policy_items(const Weighed *made, int64_t s, int64_t w) {

@@ -15,6 +15,7 @@ typedef struct {
 /* What no tree changes; see WalkFacts of treegen.search.compiled_weights. */
 typedef struct {
     int64_t whole, walk_rows[MOST_WALKS], tile_tokens, run_tokens, is_latent;
+    int64_t blocks_per_sm[SPLITS - 2]; /* of the splits that are neither none nor even shares */
     double spread, lanes, sms, shares, lone_us, full_us;
     double item_us, full_tile_us, packed_tile_us, byte_us, merged_byte_us, launch_us, next_launch_us, idle_merge_us;
     double sharpness, item_tiles, cut_tiles;

@@ -64,6 +64,7 @@ _ARGUMENTS = {
     "late_facts": (_POINTER, _POINTER, _POINTER),
     "growth": (_POINTER, _POINTER, _INT, _INT, _POINTER),
     "weigh_policies": (_POINTER, _POINTER, _POINTER, _POINTER),
+    "size_of_weighed": (),
     "policy_items": (_POINTER, _INT, _INT),
     "policy_time": (_POINTER, _POINTER, _INT, _INT, _POINTER),
     "best_policy": (_POINTER, _POINTER, _INT, _POINTER),

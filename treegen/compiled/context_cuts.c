@@ -91,8 +91,7 @@ int64_t share_of(int64_t tokens, double shares, const ShareRules *rules) {
 }
 
 /* Cuts groups as context_cuts.cut_evenly; `made` has room for twice the parts of a share. Returns their number. */
-int64_t cut_evenly(const int64_t *of_groups, int64_t groups, double shares, const ShareRules *rules,
-                          Parts *made) {
+int64_t cut_evenly(const int64_t *of_groups, int64_t groups, double shares, const ShareRules *rules, Parts *made) {
     int64_t share = share_of(of_groups[groups], shares, rules);
     int64_t n = cut_every(of_groups, groups, share, made), *cuts = made->group + n; /* behind the parts */
     int64_t found = late_cuts(made, share, (int64_t)shares, rules, cuts);

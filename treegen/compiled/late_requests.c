@@ -43,6 +43,7 @@ int64_t late_facts(const Planned *plan, const int32_t *table, int64_t *facts) {
         int64_t shared = at_least(of_batch(&batch, SHARED_TOKENS, seat) - unread, 0);
         if (line(plan, IS_OTHER)[seat]) longer = at_least(longer, read - read_of(plan, at_plan(plan, TOKENS, seat)));
         if (line(plan, PLANNED)[seat]) {
+            if (rows > 1) longer = at_least(longer, read - read_of(plan, at_plan(plan, TOKENS, seat)));
             int64_t used = at_least(line(plan, SHARED_THEN)[seat] - unread, 0);
             again += at_least(shared - used, 0);
         } else if (of_batch(&batch, ROW, seat) >= 0) {
@@ -59,8 +60,8 @@ int64_t late_facts(const Planned *plan, const int32_t *table, int64_t *facts) {
 
 /*
  * Counts how requests have grown, as RequestGrowth of treegen.runtime.lateness: those that are too short or too long,
- * the most tokens that one has gained, and the requests that have gained `least` tokens and a quarter of what was their
- * own.
+ * or soon will be, the most tokens that one has gained, and the requests that have gained `least` tokens and a quarter
+ * of what was their own.
  */
 int64_t growth(const Planned *plan, const int32_t *table, int64_t short_by, int64_t least, int64_t *facts) {
     Batch batch = {plan, table};
@@ -69,8 +70,10 @@ int64_t growth(const Planned *plan, const int32_t *table, int64_t short_by, int6
     for (int64_t seat = 0; seat < at_most(plan->seats, plan->then_seats); seat++) {
         int64_t tokens = of_batch(&batch, TOKENS, seat), then = at_plan(plan, TOKENS, seat);
         int64_t own = then - of_batch(&batch, SHARED_TOKENS, seat);
+        int64_t rows = of_batch(&batch, ROWS, seat), coming = rows > 1 ? rows : 0;
         if (!line(plan, PLANNED)[seat]) continue;
-        misfits += tokens + short_by <= field(plan, LEAST, seat) || tokens > field(plan, MOST, seat);
+        misfits += tokens + short_by <= field(plan, LEAST, seat) || tokens + coming > field(plan, MOST, seat);
+        if (coming) continue;
         int64_t grown = tokens - (line(plan, IS_OTHER)[seat] ? at_least(line(plan, BEGUN_TOKENS)[seat], then) : then);
         most = at_least(most, grown);
         many += grown >= at_least(least, own / 4);
@@ -88,7 +91,7 @@ void late_tokens(const Batch *batch, int64_t *facts) {
     for (int64_t seat = 0; seat < plan->seats; seat++) {
         int64_t tokens = of_batch(batch, TOKENS, seat);
         int is_other = line(plan, IS_OTHER)[seat];
-        alone += (of_batch(batch, ROW, seat) >= 0) - same[seat] - is_other;
+        if (of_batch(batch, ROW, seat) >= 0) alone += !((same[seat] || is_other) && has_room(plan, batch, seat));
         most = at_least(most, tokens);
         if (seat < plan->then_seats) unused += at_least(of_batch(batch, SHARED_TOKENS, seat) - shared[seat], 0);
         if (is_other) longer = at_least(longer, tokens - read_of(plan, at_plan(plan, TOKENS, seat)));

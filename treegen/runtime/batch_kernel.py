@@ -119,12 +119,11 @@ class BatchKernel(ExplainedKernel):
         try:
             replanning.note_plan(batch, then, planned)
             self.program.load(planned.tables, replanning.running(batch))
-            self._planned = planned
+            self._planned, self._rows = planned, rows
             replanning.note_seats(batch)
         except BaseException:  # stopped in the middle: the next call plans anew
             replanning.forget_plan()
             raise
-        self._rows = rows
 
     def prepare(self, batch: LiveBatch) -> bool:
         """Takes the running requests before a step, and plans only if the step cannot wait for `refresh`.
@@ -189,8 +188,8 @@ class BatchKernel(ExplainedKernel):
         """
         rows = check_batch(self.form, batch)
         self.program.seat(self.replanning.running(batch))
-        self.replanning.note_seats(batch)
         self._rows = rows
+        self.replanning.note_seats(batch)
 
     def step(self) -> None:
         """Reads the page table and lengths, for all calls up to the next step."""

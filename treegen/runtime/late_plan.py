@@ -41,7 +41,7 @@ class LatePlan:
         self, made: BatchTables, tree: BatchTree, then: LiveBatch, room: RequestRoom, rates: TokenRates
     ) -> None:
         self._layer_us = tree.counts.unique_tokens * rates.token_us
-        self._with_queries = made.queries is not None
+        self.with_queries = made.queries is not None
         self.requests, self._room, self._rates = requests_of(made, then, rates), room, rates
 
     def most_late_us(self, batch: LiveBatch, served: Served) -> float:
@@ -49,7 +49,7 @@ class LatePlan:
 
         See LateTokens.
         """
-        if self._with_queries or largest(batch.rows) > 1:
+        if self.with_queries or largest(batch.rows) > 1:
             return math.inf
         rates = self._rates
         alone, most, unused, longer = self.requests.late_tokens(batch, served)

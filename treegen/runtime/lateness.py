@@ -28,7 +28,8 @@ them.
 class LateFacts(NamedTuple):
     """Tokens of requests for which a plan is late.
 
-    again: those that are read in addition. longer: the most by which one is longer than the request whose place it has.
+    again: those that are read in addition. longer: the most by which one is longer than the request whose place it has,
+    or, with several query rows, than it was itself.
     queries: query rows that are alone. alone_tokens: the tokens that these read. longest: the most of one request.
     """
 
@@ -41,8 +42,6 @@ class LateFacts(NamedTuple):
 
 class LateTokens(NamedTuple):
     """Bounds of LateFacts, in a fraction of the time.
-
-    Requests that have got too long or too short for another one's seat since they came are left out.
 
     alone: the requests that may be alone. most: the tokens of the longest request. unused: tokens that requests share
     more than at the plan. longer: the most by which one is longer than the request whose place it has.
@@ -57,9 +56,10 @@ class LateTokens(NamedTuple):
 class RequestGrowth(NamedTuple):
     """How requests have grown since their plan.
 
-    misfits: those that lack LEAST_SHORT tokens of what the plan asks for, or have more than it has room for. most: the
-    most tokens that one has gained. many: the requests that have gained LEAST_GROWN tokens, and a quarter of what was
-    their own.
+    misfits: those that lack LEAST_SHORT tokens of what the plan asks for, or have more than it has room for; of those
+    with several query rows, which gain as many tokens in a step, also those that will have more after it. most: the
+    most tokens that one with a single row has gained. many: the requests of those that have gained LEAST_GROWN tokens,
+    and a quarter of what was their own.
     """
 
     misfits: int
@@ -120,7 +120,11 @@ class LateRequests(PlannedRequests):
     def late_tokens(self, batch: LiveBatch, served: Served) -> LateTokens:
         """Counts the tokens that a late plan may add to a step of requests with one query row each."""
         both, then = min(len(batch.row), len(self._then.shared)), self._then
-        alone = len(batch) - int(np.count_nonzero(served.same)) - len(served.others) + self.lost_claims(served.same)
+        known = served.same.copy()
+        known[served.others] = True
+        fits = self.fits(batch)
+        known[: len(fits)] &= fits
+        alone = len(batch) - int(np.count_nonzero(known)) + self.lost_claims(served.same)
         unused = np.maximum(batch.shared_tokens[:both] - then.shared[:both], 0)
         longer = 0
         if len(served.others):
@@ -143,6 +147,11 @@ class LateRequests(PlannedRequests):
         if len(served.others):
             before, _ = self._read(then.tokens.take(served.others), then.shared.take(served.others))
             longer = max(largest(read.take(served.others) - before), 0)
+        several = (planned & (batch.rows > 1)).nonzero()[0]
+        if len(several):
+            grown, _ = self._read(batch.tokens.take(several), several)
+            before, _ = self._read(then.tokens.take(several), several)
+            longer = max(longer, largest(grown - before))
         alone = ((batch.row >= 0) & ~planned).nonzero()[0]
         if not len(alone):
             return LateFacts(again, longer, 0, 0, 0)
@@ -154,10 +163,12 @@ class LateRequests(PlannedRequests):
         """Counts how much longer the requests of a plan are by now. The batch has as many seats as it had then."""
         then, made, others = self._then.tokens, self.made, served.others
         planned = self.planned(batch, served, ignores_lengths=True)
-        tokens = batch.tokens[: len(made.least)]
-        misfits = ((tokens + LEAST_SHORT <= made.least) | (tokens > made.most)) & planned[: len(tokens)]
-        grown = (batch.tokens - then) * planned
+        coming = batch.rows * (batch.rows > 1)
+        tokens, soon = (each[: len(made.least)].astype(np.int64) for each in (batch.tokens, coming))
+        misfits = ((tokens + LEAST_SHORT <= made.least) | (tokens + soon > made.most)) & planned[: len(tokens)]
+        counts = planned & (coming == 0)
+        grown = (batch.tokens - then) * counts
         if len(others):
             begun = np.maximum(self.begun(others), then.take(others))
-            grown[others] = (batch.tokens.take(others) - begun) * planned.take(others)
+            grown[others] = (batch.tokens.take(others) - begun) * counts.take(others)
         return RequestGrowth.of(grown, then, batch.shared_tokens, int(np.count_nonzero(misfits)))

@@ -167,9 +167,8 @@ class PlannedRequests:
         planned = same.copy()
         planned[others] = True
         if not ignores_lengths:
-            both = min(len(batch.tokens), len(made.most))
-            tokens = batch.tokens[:both]
-            planned[:both] &= (tokens >= made.least[:both]) & (tokens <= made.most[:both])
+            fits = self.fits(batch)
+            planned[: len(fits)] &= fits
         kept = same.take(self._claims.table[1])
         if np.count_nonzero(kept) < len(kept):
             lost = self._claims.lost(batch, (~kept).nonzero()[0])
@@ -181,6 +180,13 @@ class PlannedRequests:
             planned[: len(batch.rows)] &= batch.rows == rows[: len(batch.rows)]
         of_batch: Bools = planned[: len(batch.row)]
         return of_batch
+
+    def fits(self, batch: LiveBatch) -> Bools:
+        """Tells of each seat that the plan knows whether it asks for as many tokens, and has room for them."""
+        both = min(len(batch.tokens), len(self.made.most))
+        tokens = batch.tokens[:both]
+        fits: Bools = (tokens >= self.made.least[:both]) & (tokens <= self.made.most[:both])
+        return fits
 
     def lost_claims(self, same: Bools) -> int:
         """Counts the claims on seats whose requests have gone. same: see above."""

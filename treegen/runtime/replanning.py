@@ -134,10 +134,10 @@ class Replanning:
         """Says whether serving requests alone would cost the layers of this step more than a plan."""
         most_us = 2 * _PLAN_US / self.layers
         if self._late_plan is not None:
-            served = self._served_by_plan(batch)
             if self._room.queries:
-                self._cost = None  # requests with several query rows, which grow faster, may have outgrown the plan
-            elif not served.worse or self._late_plan.most_late_us(batch, served) <= most_us:
+                self._served = None  # chunks of prompts, which grow fast, may have outgrown the plan
+            served = self._served_by_plan(batch)
+            if not self._room.queries and (not served.worse or self._late_plan.most_late_us(batch, served) <= most_us):
                 return False
         return self._late_cost(batch).late_us > most_us
 
@@ -168,8 +168,12 @@ class Replanning:
         )
 
     def _may_lose(self, batch: LiveBatch) -> bool:
-        """Says whether a new plan could save time: the batch has changed, or the present plan leaves blocks free."""
-        return self._seen is not None and (self._seen.changes != batch.changes or self._free_share > 0)
+        """Says whether a new plan could save time: the batch has changed, chunks of prompts may have grown, or the
+        present plan leaves blocks free.
+        """
+        if self._seen is None:
+            return False
+        return self._seen.changes != batch.changes or self._free_share > 0 or self._room.queries > 0
 
     def _knows(self, batch: LiveBatch) -> bool:
         """Says whether the present plan is of this batch, which has got no more seats since."""
@@ -196,8 +200,8 @@ class Replanning:
         """Makes the tree to plan for: the batch's own, or one that shares less where plans have not held."""
         seen, most = self._seen, 0
         if self._steps and seen is not None and seen.batch is batch and not self._room.chunk:
-            lost_us = self._late_us + self._worth_us(batch) / self.layers  # with the next plan, which takes time, too
-            most = int(self._sharing.allowance(lost_us / self._steps, self._steps) / self._rates.token_us)
+            steps, plan_us = self._steps, self._worth_us(batch) / self.layers
+            most = int(self._sharing.allowance(self._late_us / steps, steps, plan_us) / self._rates.token_us)
         self._sharing.spared_us = 0.0
         if not most or not made.shares_tokens or made.has_queries:
             return made
@@ -221,7 +225,10 @@ class Replanning:
 
     def _worth_us(self, batch: LiveBatch) -> float:
         """Returns the microseconds that steps lose before the next plan is made."""
-        return _LOST_IN_LONG_US if self._step_us(batch) >= _LONG_STEP_US else _LOST_US
+        in_numpy = self._late_plan is not None and self._late_plan.with_queries
+        if self._step_us(batch) >= (_PLAN_US if in_numpy else _LONG_STEP_US):
+            return _LOST_IN_LONG_US
+        return _PLAN_US if in_numpy else _LOST_US
 
     def running(self, batch: LiveBatch) -> Ints:
         """Returns the running requests as the kernel is to see them, `[RUNNING_FIELDS, seats]`."""

@@ -56,6 +56,7 @@ class _WalkFacts(ctypes.Structure):
         ("whole", ctypes.c_int64),
         ("walk_rows", ctypes.c_int64 * _WALKS),
         *((name, ctypes.c_int64) for name in ("tile_tokens", "run_tokens", "is_latent")),
+        ("blocks_per_sm", ctypes.c_int64 * len(BATCH_BLOCKS_PER_SM)),
         *((name, ctypes.c_double) for name in _RATES),
         *((name, ctypes.c_int64) for name in _BYTES),
         ("room", ctypes.c_double),
@@ -68,7 +69,9 @@ class _Bins(ctypes.Structure):
     _fields_ = (("count", ctypes.c_int64), *((name, ctypes.c_double * BINS) for name in ("number", "rows", "tokens")))
 
 
-class _Weighed(ctypes.Structure):
+class Weighed(ctypes.Structure):
+    """The structure of that name in batch_weights.h."""
+
     _fields_ = (
         *((name, ctypes.c_double * _PLACES) for name in ("splits", "times_us", "busy_us", "rest_us")),
         *((name, ctypes.c_int64) for name in ("walks", "cuts")),
@@ -115,7 +118,8 @@ class BatchWalks:
         heads = shape.num_qo_heads
         self.whole, self.shares = len(self.walks) - MOST_CUTS, rates[_RATES.index("shares")]
         self._rows_of, self._facts = rows_of, _WalkFacts(
-            *(self.whole, (ctypes.c_int64 * _WALKS)(*rows_of), config.tokens, RUN_TOKENS, is_latent(shape), *rates),
+            *(self.whole, (ctypes.c_int64 * _WALKS)(*rows_of), config.tokens, RUN_TOKENS, is_latent(shape)),
+            *((ctypes.c_int64 * len(BATCH_BLOCKS_PER_SM))(*BATCH_BLOCKS_PER_SM), *rates),
             *(shape.kv_token_bytes, heads * shape.head_dim * shape.dtype_bytes, shape.partial_bytes),
             heads * (shape.head_dim_v * shape.dtype_bytes + FP32_BYTES),
             *(SHARE_ROOM, SPLIT_STEP, MOST_PARTS, LATE_TOKENS, LATE),
@@ -130,7 +134,7 @@ class BatchWalks:
             return None
         rows = tree.counts.rows
         cohorts = np.empty(sum(-(-rows // each) for each in self._rows_of) + MOST_CUTS * rows, np.int64)
-        words, (known, _kept) = np.empty(ctypes.sizeof(_Weighed) // 8), spanned
+        words, (known, _kept) = np.empty(ctypes.sizeof(Weighed) // 8), spanned
         at = c_library.address_of(words)
         walks = library.weigh_policies(ctypes.addressof(known), self.address, at, c_library.address_of(cohorts))
         return None if walks < 0 else CompiledWeights(self, words, at, cohorts, walks)
@@ -152,7 +156,7 @@ class CompiledWeights(WeighedPolicies):
     def walks(self) -> tuple[Cohort, ...]:  # type: ignore[override]  # made when it is asked for
         """See WeighedPolicies."""
         whole, number = self._of.whole, self.splits.shape[1]
-        at = _Weighed.thresholds.offset // 8
+        at = Weighed.thresholds.offset // 8
         thresholds = self._kept[0][at:].view(np.int64)[: number - whole].tolist()
         cut = self._of.walks[whole:number]
         found = [replace(walk, split_shared_rows=rows) for walk, rows in zip(cut, thresholds, strict=True)]
