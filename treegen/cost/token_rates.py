@@ -12,18 +12,20 @@ from treegen.ir.kernel_config import KernelConfig
 from treegen.ir.shape import Shape
 from treegen.target.cost_terms import ITEMS, facts_of
 from treegen.target.targets import Target
-from treegen.target.tile_config import tile_work
+from treegen.target.tile_config import lanes_of, tile_work
 
 
 class TokenRates(NamedTuple):
     """Microseconds per token that a kernel for running batches reads.
 
     token_us: to read its keys and values, where all SMs read. lone_token_us: of a thread block that is alone on its SM.
-    window_left: the tokens before its own that a row reads, -1 for all.
+    item_token_us: to compute it for all heads of a work item, where all SMs are full of items. window_left: the tokens
+    before its own that a row reads, -1 for all.
     """
 
     token_us: float
     lone_token_us: float
+    item_token_us: float
     window_left: int = -1
 
     def read_of(self, tokens: int) -> int:
@@ -40,6 +42,8 @@ class TokenRates(NamedTuple):
     @classmethod
     def of(cls, config: KernelConfig, shape: Shape, target: Target, window_left: int = -1) -> TokenRates:
         """Returns the rates of launches in one kernel config."""
-        facts, (flops, _) = facts_of(target), tile_work(config, shape)
-        lone_tile_us = float(ITEMS.terms["lone_tile"](SimpleNamespace(tile_flops=flops, **facts)))
-        return cls(shape.kv_token_bytes / facts["memory_bytes_per_us"], lone_tile_us / config.tokens, window_left)
+        facts, (flops, loaded) = facts_of(target), tile_work(config, shape)
+        of_tile = SimpleNamespace(tile_flops=flops, tile_bytes=loaded, **facts)
+        lone_us, full_us = (float(ITEMS.terms[name](of_tile)) / config.tokens for name in ("lone_tile", "full_tile"))
+        item_us = full_us * lanes_of(config, shape) / target.sms
+        return cls(shape.kv_token_bytes / facts["memory_bytes_per_us"], lone_us, item_us, window_left)
