@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from heapq import heappop, heappush
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,6 +14,13 @@ from treegen.ir.errors import TreeError
 from treegen.ir.seat_sharing import check_shares_not, leave, owner_of, settle, too_short
 from treegen.ir.tree import Tree
 from treegen.ir.tree.requests import claimed_sharing, of_queries, of_requests
+
+
+class _Places(NamedTuple):
+    """Seats and rows, for events of one request each. free: the free seats, as a heap. taken: the rows of requests."""
+
+    free: list[int]
+    taken: set[int]
 
 
 class LiveBatch:
@@ -42,8 +51,8 @@ class LiveBatch:
     """
 
     __slots__ = (
-        "_active", "_seats", "changes", "epoch", "moves", "page_size", "row", "rows", "shared_tokens", "shared_with",
-        "tokens",
+        "_active", "_most", "_places", "_seats", "changes", "epoch", "moves", "page_size", "row", "rows",
+        "shared_tokens", "shared_with", "tokens",
     )  # fmt: skip
     row: Ints
     epoch: Ints
@@ -74,6 +83,8 @@ class LiveBatch:
     def _take_seats(self, seats: Ints) -> None:
         """Sets the arrays by seat: the lines of one table, so that they can be gathered in one operation."""
         self._seats = seats
+        self._places: _Places | None = None  # made when it is asked for
+        self._most = INT32_MAX  # no request has more tokens
         self.row, self.epoch, self.shared_with, self.shared_tokens, self.tokens, self.rows = seats
 
     def __len__(self) -> int:
@@ -133,16 +144,22 @@ class LiveBatch:
         """
         tokens, rows = seat_checks.checked_count("tokens", tokens), seat_checks.checked_count("rows", rows, 1)
         above, shared = self._claim(shared_with, shared_tokens, tokens, None)
-        place = seat_checks.free_row(row, self.row, self._active)
+        if type(row) is int and row not in self._placed().taken:
+            place = seat_checks.checked_count("row", row)
+        else:
+            place = seat_checks.free_row(row, self.row, self._active)
         if self._active == len(self.row):
             self._take_seats(np.concatenate([self._seats, _free_seats(len(self.row))], axis=1))
-        seat = int((self.row < 0).argmax())
+        places, self._places = self._placed(), None  # made anew if somebody stops this
+        seat = heappop(places.free)
+        places.taken.add(place)
         self.row[seat], self.tokens[seat], self.rows[seat] = place, tokens, rows
         self.shared_with[seat], self.shared_tokens[seat] = above, shared
         self.epoch[seat] += 1
         self._active += 1
         self.changes += 1
         self.moves += 1
+        self._most, self._places = max(self._most, tokens), places
         return seat
 
     def fork(self, seat: int, shared_tokens: int | None = None, row: int | None = None, rows: int = 1) -> int:
@@ -164,10 +181,14 @@ class LiveBatch:
         that shares most (of several the lowest seat) takes its place, and the others share with that one.
         """
         seat = seat_checks.running_seat("seat", seat, self.row)
+        places, self._places = self._placed(), None
+        places.taken.discard(self.row.item(seat))
+        heappush(places.free, seat)
         self.changes += leave(self.shared_with, self.shared_tokens, seat)
         self.row[seat], self.tokens[seat], self.rows[seat] = -1, 0, 1
         self._active -= 1
         self.moves += 1
+        self._places = places
 
     def moved(self, seats: int | IntsLike) -> None:
         """Records that these requests have other pages than before, for instance because they were preempted or copied.
@@ -225,6 +246,7 @@ class LiveBatch:
         here = (self.row.take(seat) >= 0) & (self.epoch.take(seat) == epoch)
         for gone in seat[~here].tolist():
             self.changes += leave(self.shared_with, self.shared_tokens, gone)
+        self._most = INT32_MAX
         self.tokens[seat[here]] = length[here]
         self.changes += 1
 
@@ -235,6 +257,7 @@ class LiveBatch:
             rows: A mapping {seat: row}; seats that it leaves out keep their rows. Or an array with a row for every
                 seat; its entries for free seats are ignored.
         """
+        self._places = None
         self.row[:] = seat_checks.reordered_rows(rows, self.row, self.seats)
         self.moves += 1
 
@@ -246,9 +269,14 @@ class LiveBatch:
             seats: The seats of the requests; by default all running requests.
         """
         runs = self.row >= 0
-        if seats is None and type(tokens) is int and 0 <= tokens <= INT32_MAX - largest(self.tokens):
-            np.add(self.tokens, runs * np.int32(tokens), out=self.tokens)
-            return
+        if seats is None and type(tokens) is int and tokens >= 0:
+            if tokens > INT32_MAX - self._most:
+                self._most = largest(self.tokens)
+            if tokens <= INT32_MAX - self._most:
+                self._most += tokens
+                np.add(self.tokens, runs if tokens == 1 else runs * np.int32(tokens), out=self.tokens)
+                return
+        self._most = INT32_MAX
         chosen = runs.nonzero()[0] if seats is None else seat_checks.running_seats(seats, self.row)
         more = seat_checks.one_for_each("tokens", tokens, len(chosen))
         self.tokens[chosen] = seat_checks.longer(self.tokens.take(chosen), more, chosen)
@@ -269,6 +297,7 @@ class LiveBatch:
         for seat in too_short(self.shared_with, self.shared_tokens, after):
             kept = int(after[seat]) // self.page_size * self.page_size
             self.changes += 1 + leave(self.shared_with, self.shared_tokens, seat, kept)
+        self._most = INT32_MAX
         self.tokens[:] = after
 
     def set_rows(self, seats: int | IntsLike, rows: int | IntsLike) -> None:
@@ -284,6 +313,13 @@ class LiveBatch:
             self.rows[chosen] = numbers
             self.changes += 1
             self.moves += 1
+
+    def _placed(self) -> _Places:
+        """Returns the seats and rows."""
+        if self._places is None:
+            runs = self.row >= 0
+            self._places = _Places((~runs).nonzero()[0].tolist(), {*self.row[runs].tolist()})
+        return self._places
 
     def _claim(self, shared_with: int | None, shared_tokens: int, tokens: int, seat: int | None) -> tuple[int, int]:
         """Returns the owner and the number of a request's shared tokens, in whole pages; checks them."""

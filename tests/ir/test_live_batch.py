@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import random
 from collections.abc import Callable
 
 import numpy as np
@@ -171,3 +172,44 @@ def test_copies_have_requests_of_their_own() -> None:
     batch.add(5)
     assert (len(made), made.tokens[:2].tolist()) == (2, [10, 20])
     assert (len(batch), batch.tokens[:3].tolist()) == (3, [10, 30, 5])
+
+
+def test_events_take_the_lowest_free_seat_and_row() -> None:
+    """Also after copies, reorders, and more seats."""
+    source, batch = random.Random(2), LiveBatch(max_seats=2)
+    for _ in range(400):
+        seats, before = batch.seats.tolist(), batch.row.tolist()
+        event = source.choice(["add", "add", "named", "finish", "reorder", "copy", "grow"])
+        if event in ("add", "named"):
+            named = max(before) + source.randint(1, 3) if event == "named" else None
+            seat = batch.add(5, row=named)
+            assert seat == (before.index(-1) if -1 in before else len(before))
+            assert batch.row[seat] == (min({*range(len(before) + 1)} - {*before}) if named is None else named)
+        elif event == "finish" and seats:
+            batch.finish(source.choice(seats))
+        elif event == "reorder":
+            batch.reorder(dict(zip(seats, source.sample(range(2 * len(seats)), len(seats)), strict=True)))
+        elif event == "copy":
+            batch = copy.copy(batch)
+        elif event == "grow":
+            batch.grow(2)
+        if len(batch):
+            taken = int(batch.row.max())
+            with pytest.raises(TreeError, match="is taken"):
+                batch.add(1, row=taken)
+
+
+def test_requests_grow_up_to_the_last_token() -> None:
+    batch = LiveBatch()
+    first, second = batch.add(2**31 - 9), batch.add(5)
+    batch.grow(7)
+    for tokens in (2, 2**31 - 1):
+        with pytest.raises(TreeError, match="2\\^31"):
+            batch.grow(tokens)
+    batch.grow()
+    assert batch.tokens[[first, second]].tolist() == [2**31 - 1, 13]
+    batch.finish(first)
+    batch.grow(2)
+    batch.set_tokens(second, 2**31 - 1)
+    with pytest.raises(TreeError, match="2\\^31"):
+        batch.grow()

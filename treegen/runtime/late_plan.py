@@ -10,7 +10,6 @@ import numpy as np
 from treegen.compiled.batch_tables import BatchTables
 from treegen.compiled.batch_tree import BatchTree
 from treegen.cost.token_rates import TokenRates
-from treegen.ir.arrays import largest
 from treegen.ir.live_batch import LiveBatch
 from treegen.ir.request_tables import RequestRoom
 from treegen.runtime.compiled_requests import requests_of
@@ -54,7 +53,7 @@ class LatePlan:
 
         See LateTokens.
         """
-        if self.with_queries or largest(batch.rows) > 1:
+        if self._room.queries:
             return math.inf
         rates = self._rates
         alone, most, unused, longer = self.requests.late_tokens(batch, served)
