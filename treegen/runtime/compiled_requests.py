@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 
@@ -34,6 +34,15 @@ class _SeatedPlan(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("page_size", "most_looked_at", "window_left")),
         *((name, ctypes.c_double) for name in ("token_us", "lone_token_us", "alone_us")),
     )
+
+
+class _Told(NamedTuple):
+    """What C tells of the requests of a batch, and the addresses that it writes to."""
+
+    running: Ints
+    late: ctypes.Array[ctypes.c_int64]
+    at_running: int
+    at_late: int
 
 
 def requests_of(made: BatchTables, then: LiveBatch, rates: TokenRates) -> LateRequests | CompiledRequests:
@@ -70,7 +79,7 @@ class CompiledRequests:
         self._at = ctypes.addressof(self._planned)
         self._batch: tuple[Ints, int] | None = None  # the table of the batch that was seen last, and its address
         library.begin_requests(self._at, at_claims)
-        self._running, self._late = NO_REQUEST, _Facts()  # at the last call of `served`
+        self._told = _Told(NO_REQUEST, _Facts(), 0, 0)  # at the last call of `served`
 
     def __reduce__(self) -> NoReturn:
         raise InputError("requests", "CompiledRequests", "cannot be copied: they hold addresses", "make others")
@@ -100,12 +109,12 @@ class CompiledRequests:
         return made
 
     def running(self, batch: LiveBatch, served: Served) -> Ints:
-        """See PlannedRequests."""
-        return self._running
+        """See PlannedRequests. Later calls of `served` and `inherit` change it."""
+        return self._told.running
 
     def late_tokens(self, batch: LiveBatch, served: Served) -> LateTokens:
         """See LateRequests. Lengths are those at the last call of `served` or `inherit`."""
-        return LateTokens(*self._late[:4])
+        return LateTokens(*self._told.late[:4])
 
     def late_facts(self, batch: LiveBatch, served: Served) -> LateFacts:
         """See LateRequests."""
@@ -121,10 +130,11 @@ class CompiledRequests:
         return RequestGrowth(*facts[:3])
 
     def _serve(self, batch: LiveBatch, *, inherits: bool) -> Served:
-        running, late = np.empty((len(RUNNING_FIELDS), len(batch.row)), np.int32), _Facts()
-        to = address_of(running), ctypes.addressof(late)
-        worse = self._library.serve_requests(self._at, self._address_of(batch), inherits, *to)
-        self._running, self._late = running, late
+        table, told = self._address_of(batch), self._told
+        if told.running.shape[1] != len(batch.row) or not told.at_running:
+            running, late = np.empty((len(RUNNING_FIELDS), len(batch.row)), np.int32), _Facts()
+            told = self._told = _Told(running, late, address_of(running), ctypes.addressof(late))
+        worse = self._library.serve_requests(self._at, table, inherits, told.at_running, told.at_late)
         return Served(self, batch, worse=bool(worse))
 
     @property
