@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from heapq import heappop, heappush
-from typing import NamedTuple
 
 import numpy as np
 
 import treegen.ir.seat_checks as seat_checks
-from treegen.ir.arrays import INT32_MAX, Ints, IntsLike, Longs, frozen, int32_array, largest, positive_int, ramp
+from treegen.ir.arrays import INT32_MAX, Ints, IntsLike, Longs, int32_array, largest, positive_int
 from treegen.ir.errors import TreeError
+from treegen.ir.free_seats import FreeSeats, no_requests
 from treegen.ir.seat_sharing import check_shares_not, leave, owner_of, settle, too_short
 from treegen.ir.tree import Tree
-from treegen.ir.tree.requests import claimed_sharing, of_queries, of_requests
-
-
-class _Places(NamedTuple):
-    """Seats and rows, for events of one request each. free: the free seats, as a heap. taken: the rows of requests."""
-
-    free: list[int]
-    taken: set[int]
+from treegen.ir.tree.live_trees import tree_of_seats
+from treegen.ir.tree.requests import claimed_sharing
 
 
 class LiveBatch:
@@ -51,7 +44,7 @@ class LiveBatch:
     """
 
     __slots__ = (
-        "_active", "_most", "_places", "_seats", "changes", "epoch", "moves", "page_size", "row", "rows",
+        "_active", "_free", "_most", "_seats", "changes", "epoch", "moves", "page_size", "row", "rows",
         "shared_tokens", "shared_with", "tokens",
     )  # fmt: skip
     row: Ints
@@ -65,7 +58,7 @@ class LiveBatch:
         self.page_size = positive_int("page_size", page_size, TreeError)
         seats = positive_int("max_seats", max_seats, TreeError)
         self._active = self.changes = self.moves = 0
-        self._take_seats(_free_seats(seats))
+        self._take_seats(no_requests(seats))
 
     def __copy__(self) -> LiveBatch:
         made = object.__new__(type(self))
@@ -83,9 +76,9 @@ class LiveBatch:
     def _take_seats(self, seats: Ints) -> None:
         """Sets the arrays by seat: the lines of one table, so that they can be gathered in one operation."""
         self._seats = seats
-        self._places: _Places | None = None  # made when it is asked for
         self._most = INT32_MAX  # no request has more tokens
         self.row, self.epoch, self.shared_with, self.shared_tokens, self.tokens, self.rows = seats
+        self._free = FreeSeats(self.row)
 
     def __len__(self) -> int:
         return self._active
@@ -109,26 +102,10 @@ class LiveBatch:
         Args:
             shared: Whether requests share the tokens that they are known to share, or none.
         """
-        seats = self.seats
-        _, epoch, above, sharing, tokens, rows = self._seats.take(seats, 1)
-        if not shared:
-            above, sharing = np.full(len(seats), -1, np.int32), np.zeros(len(seats), np.int32)
-        elif len(seats) and seats.item(-1) >= len(seats):  # the seats have gaps
-            number = np.empty(len(self.row) + 1, np.int32)
-            number[seats], number[-1] = ramp(len(seats)), -1
-            above = number.take(above)
-        made = tokens, above, sharing, frozen(seats), epoch, self.page_size
-        several = len(rows) > 0 and largest(rows) > 1
-        parts, topology, requests = of_queries(frozen(rows), *made) if several else of_requests(*made)
-        return Tree(*parts, topology, requests)
+        return tree_of_seats(self._seats, self.page_size, shared=shared)
 
     def add(
-        self,
-        tokens: int,
-        shared_with: int | None = None,
-        shared_tokens: int = 0,
-        row: int | None = None,
-        rows: int = 1,
+        self, tokens: int, shared_with: int | None = None, shared_tokens: int = 0, row: int | None = None, rows: int = 1
     ) -> int:
         """Starts a request in the lowest free seat, and returns the seat.
 
@@ -144,22 +121,20 @@ class LiveBatch:
         """
         tokens, rows = seat_checks.checked_count("tokens", tokens), seat_checks.checked_count("rows", rows, 1)
         above, shared = self._claim(shared_with, shared_tokens, tokens, None)
-        if type(row) is int and row not in self._placed().taken:
-            place = seat_checks.checked_count("row", row)
-        else:
-            place = seat_checks.free_row(row, self.row, self._active)
+        if type(row) is not int or self._free.is_taken(row):
+            row = seat_checks.free_row(row, self.row, self._active)
+        place = seat_checks.checked_count("row", row)
         if self._active == len(self.row):
-            self._take_seats(np.concatenate([self._seats, _free_seats(len(self.row))], axis=1))
-        places, self._places = self._placed(), None  # made anew if somebody stops this
-        seat = heappop(places.free)
-        places.taken.add(place)
+            self._take_seats(np.concatenate([self._seats, no_requests(len(self.row))], axis=1))
+        free, self._free = self._free, FreeSeats(self.row)  # which counts anew if somebody stops this
+        seat = free.take(place)
         self.row[seat], self.tokens[seat], self.rows[seat] = place, tokens, rows
         self.shared_with[seat], self.shared_tokens[seat] = above, shared
         self.epoch[seat] += 1
         self._active += 1
         self.changes += 1
         self.moves += 1
-        self._most, self._places = max(self._most, tokens), places
+        self._most, self._free = max(self._most, tokens), free
         return seat
 
     def fork(self, seat: int, shared_tokens: int | None = None, row: int | None = None, rows: int = 1) -> int:
@@ -181,14 +156,13 @@ class LiveBatch:
         that shares most (of several the lowest seat) takes its place, and the others share with that one.
         """
         seat = seat_checks.running_seat("seat", seat, self.row)
-        places, self._places = self._placed(), None
-        places.taken.discard(self.row.item(seat))
-        heappush(places.free, seat)
+        free, self._free = self._free, FreeSeats(self.row)
+        free.give_back(seat, self.row.item(seat))
         self.changes += leave(self.shared_with, self.shared_tokens, seat)
         self.row[seat], self.tokens[seat], self.rows[seat] = -1, 0, 1
         self._active -= 1
         self.moves += 1
-        self._places = places
+        self._free = free
 
     def moved(self, seats: int | IntsLike) -> None:
         """Records that these requests have other pages than before, for instance because they were preempted or copied.
@@ -257,7 +231,7 @@ class LiveBatch:
             rows: A mapping {seat: row}; seats that it leaves out keep their rows. Or an array with a row for every
                 seat; its entries for free seats are ignored.
         """
-        self._places = None
+        self._free = FreeSeats(self.row)
         self.row[:] = seat_checks.reordered_rows(rows, self.row, self.seats)
         self.moves += 1
 
@@ -314,13 +288,6 @@ class LiveBatch:
             self.changes += 1
             self.moves += 1
 
-    def _placed(self) -> _Places:
-        """Returns the seats and rows."""
-        if self._places is None:
-            runs = self.row >= 0
-            self._places = _Places((~runs).nonzero()[0].tolist(), {*self.row[runs].tolist()})
-        return self._places
-
     def _claim(self, shared_with: int | None, shared_tokens: int, tokens: int, seat: int | None) -> tuple[int, int]:
         """Returns the owner and the number of a request's shared tokens, in whole pages; checks them."""
         above, shared = seat_checks.checked_claim(shared_with, shared_tokens, tokens, self.row, self.tokens)
@@ -329,8 +296,3 @@ class LiveBatch:
         if seat is not None:
             check_shares_not(self.shared_with, above, seat)
         return owner_of(self.shared_with, self.shared_tokens, above, shared - shared % self.page_size)
-
-
-def _free_seats(seats: int) -> Ints:
-    """Returns the table of this many free seats."""
-    return np.array([[-1], [0], [-1], [0], [0], [1]], np.int32).repeat(seats, 1)
