@@ -29,6 +29,12 @@ class FreeSeats:
     def _taken(self) -> set[int]:
         return {*self._row[self._row >= 0].tolist()}
 
+    @property
+    def requests(self) -> int:
+        """The number of requests."""
+        counted: set[int] | None = self.__dict__.get("_taken")
+        return int(np.count_nonzero(self._row >= 0)) if counted is None else len(counted)
+
     def is_taken(self, row: object) -> bool:
         """Says whether a request has this row."""
         return row in self._taken

@@ -44,7 +44,7 @@ class LiveBatch:
     """
 
     __slots__ = (
-        "_active", "_free", "_most", "_seats", "changes", "epoch", "moves", "page_size", "row", "rows",
+        "_free", "_most", "_seats", "changes", "epoch", "moves", "page_size", "row", "rows",
         "shared_tokens", "shared_with", "tokens",
     )  # fmt: skip
     row: Ints
@@ -57,34 +57,34 @@ class LiveBatch:
     def __init__(self, page_size: int = 1, max_seats: int = 64) -> None:
         self.page_size = positive_int("page_size", page_size, TreeError)
         seats = positive_int("max_seats", max_seats, TreeError)
-        self._active = self.changes = self.moves = 0
+        self.changes = self.moves = 0
         self._take_seats(no_requests(seats))
 
     def __copy__(self) -> LiveBatch:
         made = object.__new__(type(self))
-        made.page_size, made._active, made.changes, made.moves = self.__getstate__()[:-1]
+        made.page_size, made.changes, made.moves = self.__getstate__()[:-1]
         made._take_seats(self._seats.copy())
         return made
 
-    def __getstate__(self) -> tuple[int, int, int, int, Ints]:
-        return self.page_size, self._active, self.changes, self.moves, self._seats
+    def __getstate__(self) -> tuple[int, int, int, Ints]:
+        return self.page_size, self.changes, self.moves, self._seats
 
-    def __setstate__(self, state: tuple[int, int, int, int, Ints]) -> None:
-        self.page_size, self._active, self.changes, self.moves, seats = state
+    def __setstate__(self, state: tuple[int, int, int, Ints]) -> None:
+        self.page_size, self.changes, self.moves, seats = state
         self._take_seats(seats)
 
     def _take_seats(self, seats: Ints) -> None:
         """Sets the arrays by seat: the lines of one table, so that they can be gathered in one operation."""
+        free, self._most = FreeSeats(seats[0]), INT32_MAX  # no request has more tokens than _most
         self._seats = seats
-        self._most = INT32_MAX  # no request has more tokens
         self.row, self.epoch, self.shared_with, self.shared_tokens, self.tokens, self.rows = seats
-        self._free = FreeSeats(self.row)
+        self._free = free
 
     def __len__(self) -> int:
-        return self._active
+        return self._free.requests
 
     def __repr__(self) -> str:
-        return f"<treegen.LiveBatch: {self._active} requests, page_size {self.page_size}>"
+        return f"<treegen.LiveBatch: {len(self)} requests, page_size {self.page_size}>"
 
     @property
     def seats(self) -> Longs:
@@ -122,19 +122,20 @@ class LiveBatch:
         tokens, rows = seat_checks.checked_count("tokens", tokens), seat_checks.checked_count("rows", rows, 1)
         above, shared = self._claim(shared_with, shared_tokens, tokens, None)
         if type(row) is not int or self._free.is_taken(row):
-            row = seat_checks.free_row(row, self.row, self._active)
+            row = seat_checks.free_row(row, self.row, len(self))
         place = seat_checks.checked_count("row", row)
-        if self._active == len(self.row):
+        if len(self) == len(self.row):
             self._take_seats(np.concatenate([self._seats, no_requests(len(self.row))], axis=1))
         free, self._free = self._free, FreeSeats(self.row)  # which counts anew if somebody stops this
         seat = free.take(place)
-        self.row[seat], self.tokens[seat], self.rows[seat] = place, tokens, rows
-        self.shared_with[seat], self.shared_tokens[seat] = above, shared
-        self.epoch[seat] += 1
-        self._active += 1
+        self._most = max(self._most, tokens)
         self.changes += 1
         self.moves += 1
-        self._most, self._free = max(self._most, tokens), free
+        self.epoch[seat] += 1
+        self.tokens[seat], self.rows[seat] = tokens, rows
+        self.shared_with[seat], self.shared_tokens[seat] = above, shared
+        self.row[seat] = place  # from here on it runs
+        self._free = free
         return seat
 
     def fork(self, seat: int, shared_tokens: int | None = None, row: int | None = None, rows: int = 1) -> int:
@@ -159,9 +160,8 @@ class LiveBatch:
         free, self._free = self._free, FreeSeats(self.row)
         free.give_back(seat, self.row.item(seat))
         self.changes += leave(self.shared_with, self.shared_tokens, seat)
-        self.row[seat], self.tokens[seat], self.rows[seat] = -1, 0, 1
-        self._active -= 1
         self.moves += 1
+        self.row[seat], self.tokens[seat], self.rows[seat] = -1, 0, 1
         self._free = free
 
     def moved(self, seats: int | IntsLike) -> None:

@@ -57,9 +57,9 @@ class RequestGrowth(NamedTuple):
     """How requests have grown since their plan.
 
     misfits: those that lack LEAST_SHORT tokens of what the plan asks for, or have more than it has room for; of those
-    with several query rows, which gain as many tokens in a step, also those that will have more after it. most: the
-    most tokens that one with a single row has gained. many: the requests of those that have gained LEAST_GROWN tokens,
-    and a quarter of what was their own.
+    with several query rows, which gain as many tokens in a step, also those that will have more after it, if another
+    plan has room for that. most: the most tokens that one with a single row has gained. many: the requests of those
+    that have gained LEAST_GROWN tokens, and a quarter of what was their own.
     """
 
     misfits: int
@@ -149,9 +149,8 @@ class LateRequests(PlannedRequests):
             longer = max(largest(read.take(served.others) - before), 0)
         several = (planned & (batch.rows > 1)).nonzero()[0]
         if len(several):
-            grown, _ = self._read(batch.tokens.take(several), several)
-            before, _ = self._read(then.tokens.take(several), several)
-            longer = max(longer, largest(grown - before))
+            before, _ = self._read(then.tokens.take(several), then.shared.take(several))
+            longer = max(longer, largest(read.take(several) - before))
         alone = ((batch.row >= 0) & ~planned).nonzero()[0]
         if not len(alone):
             return LateFacts(again, longer, 0, 0, 0)
@@ -163,10 +162,11 @@ class LateRequests(PlannedRequests):
         """Counts how much longer the requests of a plan are by now. The batch has as many seats as it had then."""
         then, made, others = self._then.tokens, self.made, served.others
         planned = self.planned(batch, served, ignores_lengths=True)
-        coming = batch.rows * (batch.rows > 1)
-        tokens, soon = (each[: len(made.least)].astype(np.int64) for each in (batch.tokens, coming))
-        misfits = ((tokens + LEAST_SHORT <= made.least) | (tokens + soon > made.most)) & planned[: len(tokens)]
-        counts = planned & (coming == 0)
+        known = len(made.least)
+        tokens, rows, before = (each[:known].astype(np.int64) for each in (batch.tokens, batch.rows, then))
+        coming = rows * ((rows > 1) & (rows <= made.most - before))  # that another plan has room for
+        misfits = ((tokens + LEAST_SHORT <= made.least) | (tokens + coming > made.most)) & planned[:known]
+        counts = planned & (batch.rows == 1)
         grown = (batch.tokens - then) * counts
         if len(others):
             begun = np.maximum(self.begun(others), then.take(others))
