@@ -33,10 +33,10 @@ from support.batch_loops import (
 from support.full_tests import others_full
 from support.paths import ROOT
 from treegen import LiveBatch, PageTable, Shape
+from treegen.backends.request_program import RequestProgram
+from treegen.compiled.batch_tables import BatchTables
 from treegen.ir.arrays import Ints
 from treegen.ir.errors import StrategyError
-from treegen.ir.request_schedule import RequestSchedule
-from treegen.ir.request_tables import RequestRoom, RequestTables
 from treegen.strategies import Strategy, batch_invariant, cohort, query
 from treegen.strategies.registry import strategy_names
 
@@ -124,15 +124,17 @@ def test_thread_blocks_take_several_turns(
     """They take one item or two merges at a time, and there are more of both."""
     monkeypatch.setattr("treegen.runtime.batch_room.items_at_once", lambda held, lanes: 1)
     most = [0, 0]
-    write = RequestTables.write
+    load = RequestProgram.load
 
-    def noted(self: RequestTables, made: RequestSchedule, room: RequestRoom, head: Ints) -> None:
-        assert room.at_once == 1
-        assert room.lone_items > 2
-        most[:] = map(max, most, (len(made.schedule.items), len(made.schedule.merge_rows)))
-        write(self, made, room, head)
+    def noted(self: RequestProgram, made: BatchTables | None, requests: Ints) -> None:
+        assert self.form.room.at_once == 1
+        assert self.form.room.lone_items > 2
+        if made is not None:
+            schedule = made.schedule.schedule
+            most[:] = map(max, most, (len(schedule.items), len(schedule.merge_rows)))
+        load(self, made, requests)
 
-    monkeypatch.setattr(RequestTables, "write", noted)
+    monkeypatch.setattr(RequestProgram, "load", noted)
     case = Case(Shape(4, 2, 16, dtype="fp32", page_size=16), strategy=strategy, most_tokens=400, sms=8, queries=queries)
     counted = serve(case, 7, events, "triton")
     assert counted["planned"] > 0
