@@ -120,7 +120,7 @@ def test_c_has_the_structures_of_python() -> None:
 
 @needs_c
 def test_nested_sharing() -> None:
-    """Its paths are cut at two thresholds, in trees of which one is too small for the higher one."""
+    """Paths are cut at two thresholds. The second tree has too few rows for the higher one."""
     parents, tokens = [-1, 0, 0, *[1] * 20, *[2] * 7, -1, *[30] * 3], [2000, 900, 700, *[60] * 27, 500, *[90] * 3]
     check(BatchTree.of_tree(Tree.from_parents(parents, tokens)), SHAPES[1])
 

@@ -1,4 +1,4 @@
-"""Chunks of prompts, which gain as many tokens in a step as they have query rows, beside requests that decode."""
+"""When plans are made for chunks of prompts: a chunk of 512 rows gains 512 tokens in each step."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 #include "context_cuts.h"
 #include <stdint.h>
 
+enum { B_ROW, B_EPOCH, B_SHARED_WITH, B_SHARED_TOKENS, B_TOKENS }; /* lines of LiveBatch.table */
 enum { ROW_NODE, SEES, ROW_OF_RANK, SEAT, EPOCH, ABOVE, SHARED, LENGTH, OF_ROW };
 enum { NODE, START, STOP, RANK_LO, RANK_HI, OWNER, FIRST, END, PARENT, RANK_OWN, SLOT, OF_NODE };
 

@@ -11,6 +11,7 @@ import numpy as np
 
 import treegen.compiled.c_library as c_library
 from treegen.compiled.batch_tree import BatchTree
+from treegen.compiled.share_rules import SHARE_RULES, ShareRules
 from treegen.ir.arrays import MOST_MADE, Ints, int32_ramp, largest
 from treegen.ir.kernel_config import KernelConfig
 from treegen.ir.plan import Plan
@@ -31,7 +32,6 @@ from treegen.schedule.by_request import ItemRoom, run_tokens_of, schedule_of_tab
 from treegen.schedule.query_runs import lower_requests
 from treegen.strategies.baselines import query
 from treegen.strategies.cohort import Cohort
-from treegen.strategies.context_cuts import LATE, LATE_TOKENS, MOST_PARTS, SHARE_ROOM, SPLIT_STEP
 from treegen.strategies.groupings import by_row
 from treegen.strategies.strategy import Pipeline, Strategy
 from treegen.target.problem import Problem
@@ -49,9 +49,8 @@ _SEATS, _CLAIMS = 7, 8
 class _Policy(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("rows", "split_shared_rows", "split")),
-        *((name, ctypes.c_double) for name in ("shares", "room")),
-        *((name, ctypes.c_int64) for name in ("step", "most_parts", "late_tokens")),
-        ("late", ctypes.c_double),
+        ("shares", ctypes.c_double),
+        ("rules", ShareRules),
         ("most_made", ctypes.c_int64),
     )
 
@@ -261,16 +260,15 @@ def _policy_of(strategy: Strategy, group: int) -> _Policy | None:
 @lru_cache(256)
 def _known_policy(strategy: Strategy, group: int) -> _Policy | None:
     """Returns what C has to know of a strategy; None if it does not know such strategies. group: rows of a KV head."""
-    sharing = SHARE_ROOM, SPLIT_STEP, MOST_PARTS, LATE_TOKENS, LATE, MOST_MADE
     if isinstance(strategy, Pipeline):
         split = strategy.options.get("split", 0)
         if isinstance(split, int) and split >= 0 and strategy == query(split or None):
-            return _Policy(1, 0, split, 0.0, *sharing)
+            return _Policy(1, 0, split, 0.0, SHARE_RULES, MOST_MADE)
         return None
     if not isinstance(strategy, Cohort) or strategy.cut_nodes or strategy.merges_last:
         return None
     rows, shares = rows_per_tile(strategy.head_rows, group), float(strategy.shares or 0)
-    return _Policy(rows, strategy.split_shared_rows or 0, strategy.split or 0, shares, *sharing)
+    return _Policy(rows, strategy.split_shared_rows or 0, strategy.split or 0, shares, SHARE_RULES, MOST_MADE)
 
 
 @lru_cache(64)

@@ -2,8 +2,6 @@
 #include "arrays.h"
 #include "batch_tables.h"
 
-enum { SHARED_WITH = 2, SHARED_TOKENS = 3 }; /* lines of LiveBatch.table */
-
 /* Marks the nodes on which sharing saves least: at most `most` tokens are read in addition without them. */
 static void mark_small(const BatchTree *tree, int64_t most, char *is_small, Memory *memory) {
     const int32_t *start = of_nodes(tree, START), *stop = of_nodes(tree, STOP);
@@ -40,8 +38,8 @@ int64_t share_less(const BatchTree *tree, int64_t most, int32_t *table, int64_t 
     for (int64_t i = 0; again && i < tree->requests; i++) {
         int64_t owner = tokens[i] ? above[i] : -1; /* the nearest that shares fewer tokens itself */
         while (owner >= 0 && tokens[owner] >= tokens[i]) owner = above[owner];
-        table[SHARED_WITH * seats + seat[i]] = owner < 0 ? -1 : seat[owner];
-        table[SHARED_TOKENS * seats + seat[i]] = (int32_t)tokens[i];
+        table[B_SHARED_WITH * seats + seat[i]] = owner < 0 ? -1 : seat[owner];
+        table[B_SHARED_TOKENS * seats + seat[i]] = (int32_t)tokens[i];
     }
     free(memory.block);
     return again;

@@ -2,8 +2,6 @@
 #include "arrays.h"
 #include "batch_tables.h"
 
-enum { B_ROW, B_EPOCH, B_SHARED_WITH, B_SHARED_TOKENS, B_TOKENS }; /* lines of LiveBatch.table */
-
 #define TOO_LONG (-2)
 
 /*

@@ -56,10 +56,11 @@ class LateTokens(NamedTuple):
 class RequestGrowth(NamedTuple):
     """How requests have grown since their plan.
 
-    misfits: those that lack LEAST_SHORT tokens of what the plan asks for, or have more than it has room for; of those
-    with several query rows, which gain as many tokens in a step, also those that will have more after it, if another
-    plan has room for that. most: the most tokens that one with a single row has gained. many: the requests of those
-    that have gained LEAST_GROWN tokens, and a quarter of what was their own.
+    A request with several query rows gains that number of tokens in a step, so only room counts for it.
+
+    misfits: those that lack LEAST_SHORT tokens of what the plan asks for, or have more than it has room for. One with
+    several rows is a misfit a step before, if the next plan would hold it. most: the most tokens that a request with
+    one row has gained. many: the requests with one row that have gained LEAST_GROWN tokens, and a quarter of their own.
     """
 
     misfits: int
@@ -159,7 +160,7 @@ class LateRequests(PlannedRequests):
         return LateFacts(again, longer, int(rows.sum()), int(np.dot(rows, tokens)), largest(tokens))
 
     def growth(self, batch: LiveBatch, served: Served) -> RequestGrowth:
-        """Counts how much longer the requests of a plan are by now. The batch has as many seats as it had then."""
+        """Counts how requests have grown since the plan. The batch still has the same number of seats."""
         then, made, others = self._then.tokens, self.made, served.others
         planned = self.planned(batch, served, ignores_lengths=True)
         known = len(made.least)

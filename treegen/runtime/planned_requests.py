@@ -182,7 +182,7 @@ class PlannedRequests:
         return of_batch
 
     def fits(self, batch: LiveBatch) -> Bools:
-        """Tells of each seat that the plan knows whether it asks for as many tokens, and has room for them."""
+        """Tells by seat whether the request has neither too few nor too many tokens for the plan."""
         both = min(len(batch.tokens), len(self.made.most))
         tokens = batch.tokens[:both]
         fits: Bools = (tokens >= self.made.least[:both]) & (tokens <= self.made.most[:both])

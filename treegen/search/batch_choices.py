@@ -153,7 +153,7 @@ class BatchChoices:
         choice = self._known(figures)
         if choice is None:
             weights = self._weights(tree)
-            choice = Choice(as_named(Cohort(1), _cut(tree)), NOTHING)
+            choice = Choice(as_named(Cohort(1), _tree_with_parts(tree)), NOTHING)
             if weights is not None:
                 measured = self._measured(tree, figures.batch_bucket, weights)
                 choice = measured or _chosen(tree, weights, weights.best(self.most_items))
@@ -190,14 +190,14 @@ class BatchChoices:
         if weights.time_us(place) > _NEAR * weights.time_us(weights.best()):
             return None
         reason = f"measured as the fastest for such batches: {entry.source}"
-        return Choice(as_named(weights.policy(place), _cut(tree)), reason)
+        return Choice(as_named(weights.policy(place), _tree_with_parts(tree)), reason)
 
 
 def _chosen(tree: BatchTree, weights: WeighedPolicies, place: tuple[int, int]) -> Choice:
-    strategy = as_named(weights.policy(place), _cut(tree))
+    strategy = as_named(weights.policy(place), _tree_with_parts(tree))
     return Choice(strategy, weights.reason(strategy, weights.time_us(place)))
 
 
-def _cut(tree: BatchTree) -> Tree | None:
-    """Returns the tree where rows may see different parts of a node, which they do not in columns."""
+def _tree_with_parts(tree: BatchTree) -> Tree | None:
+    """Returns the tree if rows may see parts of its nodes; None for one in columns, where they see whole nodes."""
     return None if tree.columns is not None else tree.tree

@@ -16,6 +16,7 @@ import numpy as np
 
 import treegen.compiled.c_library as c_library
 from treegen.compiled.batch_tree import BatchTree
+from treegen.compiled.share_rules import SHARE_RULES, ShareRules
 from treegen.cost.launch_counts import FP32_BYTES
 from treegen.ir.arrays import Floats, largest
 from treegen.ir.kernel_config import KernelConfig
@@ -28,7 +29,6 @@ from treegen.search.split_estimates import BATCH_BLOCKS_PER_SM, CUT_TILES
 from treegen.search.walk_layout import WHOLE, walk_fields
 from treegen.search.weighed_policies import WeighedPolicies
 from treegen.strategies.cohort import Cohort
-from treegen.strategies.context_cuts import LATE, LATE_TOKENS, MOST_PARTS, SHARE_ROOM, SPLIT_STEP
 from treegen.target.cost_terms import ITEMS, MERGES, facts_of
 from treegen.target.targets import Target
 from treegen.target.tile_config import RUN_TOKENS, is_latent
@@ -59,9 +59,7 @@ class _WalkFacts(ctypes.Structure):
         ("blocks_per_sm", ctypes.c_int64 * len(BATCH_BLOCKS_PER_SM)),
         *((name, ctypes.c_double) for name in _RATES),
         *((name, ctypes.c_int64) for name in _BYTES),
-        ("room", ctypes.c_double),
-        *((name, ctypes.c_int64) for name in ("step", "most_parts", "late_tokens")),
-        ("late", ctypes.c_double),
+        ("rules", ShareRules),
     )
 
 
@@ -122,12 +120,12 @@ class BatchWalks:
             *((ctypes.c_int64 * len(BATCH_BLOCKS_PER_SM))(*BATCH_BLOCKS_PER_SM), *rates),
             *(shape.kv_token_bytes, heads * shape.head_dim * shape.dtype_bytes, shape.partial_bytes),
             heads * (shape.head_dim_v * shape.dtype_bytes + FP32_BYTES),
-            *(SHARE_ROOM, SPLIT_STEP, MOST_PARTS, LATE_TOKENS, LATE),
+            SHARE_RULES,
         )  # fmt: skip
         self.address = ctypes.addressof(self._facts)
 
     def weights(self, tree: BatchTree) -> CompiledWeights | None:
-        """Weighs all policies for a tree, some rows of which see something; None where C cannot do so."""
+        """Weighs all policies for a tree with tokens; None where C cannot do so."""
         library = c_library.library()
         spanned = None if library is None else _spanned(tree)
         if library is None or spanned is None:
