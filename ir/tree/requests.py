@@ -38,8 +38,8 @@ from treegen.ir.tree.preorder import depth_first, last_below
 from treegen.ir.tree.request_kv import RequestKV
 from treegen.ir.tree.topology import Ranks, Topology, derive_ranked, ranks_of, topology_of_nodes
 
-OF_NODES, OF_ROWS = 11, 8
-"""How many columns `of_columns` takes: of nodes, and of rows."""
+OF_NODES, OF_ROWS, OF_REQUESTS, OF_SPANS = 11, 3, 5, 5
+"""How many columns `of_columns` takes."""
 _HALF = 32  # bits of a key's lower half, which holds tokens
 
 
@@ -167,24 +167,36 @@ def of_requests(
         raise TreeError("seq_lens", slots.item(-1), "total exceeds 2^31 - 1 tokens", "split the batch")
     slot[:] = slots[:-1]
     row_node = tail.take(place)
-    of_rows = stacked(row_node, tokens.take(row_node), order, seat, epoch, above, shared, length)
+    of_rows = stacked(row_node, tokens.take(row_node), order)
+    by_request = stacked(seat, epoch, above, shared, length)
     known = {"unique_tokens": slots.item(-1)} | ({"levels": largest(counts)} if flat else {})
-    return of_columns(page_size, frozen(of_nodes), of_rows, known)
+    return of_columns(page_size, frozen(of_nodes), of_rows, by_request, known)
 
 
-def of_columns(page_size: int, of_nodes: Ints, of_rows: Ints, known: Mapping[str, int]) -> Made:
+def of_columns(
+    page_size: int,
+    of_nodes: Ints,
+    of_rows: Ints,
+    of_requests: Ints,
+    known: Mapping[str, int],
+    queries: Ints | None = None,
+    of_spans: Ints | None = None,
+) -> Made:
     """Makes a tree of its read-only columns.
 
     Args:
         page_size: Tokens of a page.
         of_nodes: `[OF_NODES, nodes]`; node, start, tokens, rank_lo, rank_hi, owner, first, end, parent, rank_own, slot.
-        of_rows: `[OF_ROWS, rows]`; row_node, row_sees, row_of_rank, seat, epoch, above, shared_tokens, length.
+        of_rows: `[OF_ROWS, rows]`; row_node, row_sees, row_of_rank.
+        of_requests: `[OF_REQUESTS, requests]`; seat, epoch, above, shared_tokens, length.
         known: What is known of the topology, see `topology_of_nodes`.
+        queries: See RequestKV.
+        of_spans: `[OF_SPANS, spans]`; node, start, stop, lo, hi. None where each node is one span.
     """
     parent, slot, length = of_nodes[8], of_nodes[10], of_nodes[2]
-    topology = topology_of_nodes(of_nodes[:5], parent, of_nodes[9], of_rows[2], known)
+    topology = topology_of_nodes(of_nodes[:5], parent, of_nodes[9], of_rows[2], known, of_spans)
     parts = TreeParts(parent, length, of_rows[0], of_rows[1], KVRuns(frozen(int32_ramp(len(slot) + 1)), slot, length))
-    return parts, topology, RequestKV(page_size, of_nodes[5:8], of_rows[3:])
+    return parts, topology, RequestKV(page_size, of_nodes[5:8], of_requests, queries)
 
 
 def _of_nothing(page_size: int) -> Made:

@@ -111,6 +111,12 @@ class Topology:
         return int(np.add.reduce((stop - start)[hi - lo == 1], dtype=np.int64))
 
     @property
+    def has_rows_inside(self) -> bool:
+        """Whether rows of a node see different parts of it."""
+        node = self.spans.node
+        return np.count_nonzero(node[1:] == node[:-1]) > 0
+
+    @property
     def nodes_in_preorder(self) -> Ints:
         """Node indices in depth-first order."""
         return frozen(np.argsort(self.preorder))
@@ -171,17 +177,21 @@ def derive_ranked(parent: Ints, tokens: Ints, row_node: Ints, row_sees: Ints, ra
 
 
 def topology_of_nodes(
-    table: Ints, parent: Ints, rank_own: Ints, row_of_rank: Ints, known: Mapping[str, int]
+    table: Ints,
+    parent: Ints,
+    rank_own: Ints,
+    row_of_rank: Ints,
+    known: Mapping[str, int],
+    spans: Ints | None = None,
 ) -> Topology:
-    """Returns the topology of a tree whose nodes are numbered in depth-first order, and are one span each.
-
-    Each leaf has a row.
+    """Returns the topology of a tree whose nodes are numbered in depth-first order. Each leaf has a row.
 
     Args:
-        table: The columns of spans.
+        table: The columns of spans that are whole nodes, seen by the rows at or below each.
         parent, rank_own, row_of_rank: See Topology.
         known: The properties of Topology that the caller knows, by name: `levels`, `unique_tokens`, `path_tokens`,
             `private_tokens`.
+        spans: The columns of the spans; None where they are whole nodes.
     """
     number, _, tokens, rank_lo, rank_hi = table
     made = {
@@ -192,7 +202,7 @@ def topology_of_nodes(
         "rank_lo": rank_lo,
         "rank_own": rank_own,
         "rank_hi": rank_hi,
-        "spans": Spans(table),
+        "spans": Spans(table if spans is None else spans),
     }
     return unchecked(Topology, {**made, **known})
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from support.differences import check
 from support.forests import examples
-from support.random_batches import random_batch
+from support.random_batches import random_batch, with_rows
 from treegen import Shape
 from treegen.compiled import c_library
 from treegen.compiled.batch_tables import CompiledTables, LoweredPlan, tables_of
@@ -35,6 +35,7 @@ from treegen.strategies.groupings import by_row, by_row_whole_tree
 from treegen.strategies.strategy import Pipeline
 from treegen.target.problem import Problem
 from treegen.target.targets import target_from
+from treegen.target.tile_config import rows_per_tile
 
 TARGET = target_from("h200")
 
@@ -54,19 +55,23 @@ def random_strategy(source: random.Random) -> Strategy:
     )
 
 
-def check_tables(strategy: Strategy, tree: BatchTree, shape: Shape, *, in_c: bool = True) -> None:
+def check_tables(strategy: Strategy, tree: BatchTree, shape: Shape, *, in_c: bool = True, causal: bool = False) -> None:
     """Plan and schedule are those that NumPy makes."""
-    problem, room = Problem(tree.tree, shape, TARGET), ItemRoom(batch_config(shape, TARGET), shape.page_size, RESERVE)
+    config = batch_config(shape, TARGET)
+    problem, room = Problem(tree.tree, shape, TARGET), ItemRoom(config, shape.page_size, RESERVE, causal)
     made, plan = tables_of(strategy, tree, shape, TARGET, room), strategy.plan(problem)
     known = lower_requests(plan, problem, room)
     check(made.plan, plan)
     check(made.schedule, known)
     assert made.seated[:2] == (known.seats.shape[1], len(known.claims))
     assert made.widest == max(plan.group_rows, default=0)
+    assert made.tokens == plan.group_tokens.sum()
+    in_c &= not tree.has_queries or made.widest <= rows_per_tile(config.rows, shape.group)
     assert isinstance(made, CompiledTables) == in_c
     if isinstance(made, CompiledTables):
         assert made.sizes == known.sizes
-        check(words_of(made, shape), words_of(known, shape))
+        for queries in {True, tree.has_queries}:
+            check(words_of(made, shape, queries=queries), words_of(known, shape, queries=queries))
 
 
 @pytest.mark.parametrize("strategy", [cohort(64), deft_node()], ids=str)
@@ -87,13 +92,12 @@ def test_copies_are_made_anew(strategy: Strategy) -> None:
         assert tables_of(strategy, tree_copied, shape, TARGET, room).seated[:2] == made.seated[:2]
 
 
-def words_of(made: CompiledTables | RequestSchedule, shape: Shape) -> Ints:
+def words_of(made: CompiledTables | RequestSchedule, shape: Shape, *, queries: bool) -> Ints:
     """The words that a kernel copies to the device, in memory that was used before."""
     sizes, config = made.sizes, batch_config(shape, TARGET)
     room = room_of(shape, config, sizes.seats + 3, 100, max(sizes.items, 8))
-    table_words = TableWords(
-        replace(room, **{name: max(size, getattr(room, name)) for name, size in sizes._asdict().items()})
-    )
+    wide = {name: max(size, getattr(room, name)) for name, size in sizes._asdict().items()}
+    table_words = TableWords(replace(room, queries=queries, **wide))
     words = np.arange(table_words.places.copied, dtype=np.int32)
     table_words.write(made, words)
     return words
@@ -106,7 +110,9 @@ def test_c_makes_what_numpy_makes(seed: int) -> None:
         pytest.skip("there is no C compiler")
     assert c_library.library() is not None
     source = random.Random(seed)
-    batch = random_batch(source)
+    batch, is_one_row = random_batch(source), source.random() < 0.5
+    if not is_one_row:
+        with_rows(source, batch)
     shared = source.random() < 0.9
     tree, known = BatchTree.of_batch(batch, shared=shared), batch.tree(shared=shared)
     check(tree.tree, known)
@@ -116,6 +122,10 @@ def test_c_makes_what_numpy_makes(seed: int) -> None:
     alone = batch.tree(shared=False)
     for each in (tree, BatchTree.of_tree(known)):
         assert each.counts == tree.counts
+        assert each.has_rows_inside == topology.has_rows_inside
+        assert each.has_queries == (known.requests.queries is not None)  # type: ignore[union-attr]
+        if not is_one_row:
+            continue
         without = each.alone()
         assert (without is None) == (not known.requests.shared_tokens.any())  # type: ignore[union-attr]
         if without is not None:
@@ -127,7 +137,7 @@ def test_c_makes_what_numpy_makes(seed: int) -> None:
     if len(batch) and source.random() < 0.3:
         unit = max(config.tokens, batch.page_size)
         tree = BatchTree.of_tree(windowed_requests(known, source.choice([0, 100, 1000]), unit))
-    check_tables(random_strategy(source), tree, shape, in_c=len(batch) > 0)
+    check_tables(random_strategy(source), tree, shape, in_c=len(batch) > 0, causal=source.random() < 0.5)
 
 
 @given(st.integers(0, 2**32))

@@ -11,7 +11,7 @@ import pytest
 
 import treegen.compiled.c_library as c_library
 from support.h200 import H200
-from support.random_batches import random_batch
+from support.random_batches import random_batch, with_rows
 from support.weighed_problems import problems
 from treegen import LiveBatch, Shape, Tree
 from treegen.compiled.batch_tree import BatchTree
@@ -147,6 +147,7 @@ def test_choices_are_the_same_without_c(most_items: int, monkeypatch: pytest.Mon
         source, made = random.Random(11), []
         for _ in range(25):
             shape, batch = source.choice(SHAPES), random_batch(source)
+            batch = with_rows(source, batch) if source.random() < 0.5 else batch
             choices = BatchChoices(shape, H200, batch_config(shape, H200), most_items)
             made.append(choices.choose(BatchTree.of_batch(batch)))
         return made

@@ -66,7 +66,7 @@ def weighed_choice(problem: Problem, most_items: int = 10_000) -> Choice:
     weights = weights_of(problem, TILE)
     assert weights is not None
     place = weights.best(most_items)
-    strategy = as_named(weights.policy(place), problem.tree)
+    strategy = as_named(weights.policy(place), has_rows_inside=problem.tree.topology.has_rows_inside)
     return Choice(strategy, weights.reason(strategy, weights.time_us(place)))
 
 

@@ -28,6 +28,15 @@ def random_batch(source: random.Random, page_size: int | None = None) -> LiveBat
     return batch
 
 
+def with_rows(source: random.Random, batch: LiveBatch) -> LiveBatch:
+    """Gives some requests of the batch several query rows, such as drafts and chunks of prompts."""
+    most, share = source.choice([2, 5, 17, 70, 300]), source.choice([0.1, 0.5, 1.0])
+    for seat in batch.seats.tolist():
+        if source.random() < share:
+            batch.set_rows(seat, source.randint(1, most))
+    return batch
+
+
 def change(source: random.Random, batch: LiveBatch) -> None:
     """Does one thing that a server does; sometimes it does many."""
     seats = batch.seats.tolist()

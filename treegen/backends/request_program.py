@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 
 from treegen.backends.batch_form import NO_REQUESTS, BatchForm, empty_schedule, no_plan
 from treegen.backends.devices import kernel_capability, on_device
 from treegen.backends.kept_tensors import for_kept_tensors
 from treegen.backends.launch_tables import LaunchTables, Turns
-from treegen.backends.staging import copy_at_once, staging_for, taken_at_once
+from treegen.backends.staging import Upload
 from treegen.backends.step_launches import counters_of, step_launches
 from treegen.backends.triton_program import ProgramRoom, TritonProgram
 from treegen.codegen.kernel_signature import ItemTables, MergeTables
@@ -50,8 +49,7 @@ class RequestProgram:
         self._head = table[: self._places.copied]
         self._running = table[self._places.running :][: len(RUNNING_FIELDS) * room.seats]
         self.seats = self._running.view(-1, room.seats)
-        at_once = taken_at_once(self._running, device)
-        self._kept = np.empty(len(self._running), np.int32) if at_once else None  # for one copy after another
+        self._head_upload, self._seats_upload = Upload(self._head), Upload(self._running)
         at = {name: table[place:] for name, place in self._places._asdict().items() if name not in ("copied", "words")}
         unused = table
         items = ItemTables(
@@ -83,24 +81,19 @@ class RequestProgram:
 
     def load(self, made: BatchTables | None, requests: Ints) -> None:
         """Takes a plan for the next steps, and the running requests as `seat` does. With None each is served alone."""
-        head, room = staging_for(self._head, self._device), self.form.room
-        words: Ints = head.numpy()
+        words, room = self._head_upload.words(), self.form.room
         self._words.write(made or no_plan(room), words)
         self._places.write_running(requests, room, words[self._places.running :])
-        self._head.copy_(head, non_blocking=True)
+        self._head_upload.send()
 
     def seat(self, requests: Ints) -> None:
         """Takes the running requests, `[RUNNING_FIELDS, seats]`."""
         room = self.form.room
-        if self._kept is None:
-            running = staging_for(self._running, self._device)
-            self._places.write_running(requests, room, running.numpy())
-            self._running.copy_(running, non_blocking=True)
+        if requests.shape[1] == room.seats:
+            self._seats_upload.send_words(requests)
             return
-        if requests.shape[1] != room.seats:
-            self._places.write_running(requests, room, self._kept)
-            requests = self._kept
-        copy_at_once(self._running, requests)
+        self._places.write_running(requests, room, self._seats_upload.words())
+        self._seats_upload.send()
 
     def step(self) -> None:
         """Launches the step kernels."""

@@ -11,7 +11,7 @@ int64_t batch_tables(const BatchTree *tree, const Policy *policy, const Room *ro
                      TableSizes *sizes) {
     int64_t of_plan = cohort_plan(tree, policy, made, words, sizes);
     if (of_plan <= 0) return of_plan;
-    if (of_plan > words) return 3 * of_plan + 32 * tree->requests;
+    if (of_plan > words) return 3 * of_plan + 32 * tree->rows;
     int64_t of_tables = item_tables(tree, made, room, made + of_plan, words - of_plan, sizes);
     for (int64_t table = 0; table < TABLES; table++) sizes->at[table] += of_plan;
     return of_tables <= 0 ? of_tables : of_plan + of_tables;

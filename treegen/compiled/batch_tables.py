@@ -38,11 +38,11 @@ from treegen.target.problem import Problem
 from treegen.target.targets import Target
 from treegen.target.tile_config import rows_per_tile
 
-_WORDS_OF_REQUEST, _WORDS_OF_PART, _MOST_EXPECTED = 64, 48, 1 << 14
-"""Words of a plan and its tables for each request and each part, and parts, roughly. Where they are too few, C tells
+_WORDS_OF_ROW, _WORDS_OF_PART, _MOST_EXPECTED = 64, 48, 1 << 14
+"""Words of a plan and its tables for each row and each part, and parts, roughly. Where they are too few, C tells
 how many it needs.
 """
-_SEATS, _CLAIMS = 7, 8
+_SEATS, _CLAIMS, _QUERY_ROWS = 7, 8, 9
 """Numbers of tables, see batch_tables.h."""
 
 
@@ -57,7 +57,7 @@ class _Policy(ctypes.Structure):
 
 class _Room(ctypes.Structure):
     _fields_ = (
-        *((name, ctypes.c_int64) for name in ("height", "tile_power", "run_power", "page_size", "reserve")),
+        *((name, ctypes.c_int64) for name in ("height", "tile_power", "run_power", "page_size", "reserve", "causal")),
         ("unknown", ctypes.c_void_p),
     )
 
@@ -66,9 +66,12 @@ class TableSizes(ctypes.Structure):
     """See batch_tables.h. at: where each table begins in the words."""
 
     _fields_ = (
-        *((name, ctypes.c_int64) for name in ("groups", "segments", "widest", "tiles", "runs", "items", "entries")),
-        *((name, ctypes.c_int64) for name in ("rows", "merged", "partials", "seats", "claims")),
-        ("at", ctypes.c_int64 * 9),
+        *((name, ctypes.c_int64) for name in ("groups", "segments", "widest", "tokens", "tiles", "runs")),
+        *(
+            (name, ctypes.c_int64)
+            for name in ("items", "entries", "rows", "merged", "partials", "seats", "claims", "several")
+        ),
+        ("at", ctypes.c_int64 * 12),
     )
 
 
@@ -98,6 +101,11 @@ class LoweredPlan:
         return largest(self.plan.group_rows) if len(self.plan) else 0
 
     @property
+    def tokens(self) -> int:
+        """The tokens that all groups read."""
+        return int(self.plan.group_tokens.sum(dtype=np.int64))
+
+    @property
     def queries(self) -> Queries | None:
         """RequestSchedule.queries."""
         return self.schedule.queries
@@ -125,15 +133,16 @@ class CompiledTables:
     """A plan and its tables as C made them. Plan and RequestSchedule are made when somebody asks for them.
 
     words: the plan, and then its tables. address: that of the first word. table_sizes: how long each table is, and
-    where it begins. widest: the most rows of a group.
+    where it begins. widest: the most rows of a group. tokens: those that all groups read.
     """
 
-    queries = chunks = None
+    chunks = None
 
     def __init__(self, strategy: Strategy, config: KernelConfig, words: Ints, address: int, sizes: TableSizes) -> None:
         self._strategy, self._config = strategy, config
         self.words, self.address, self.table_sizes = words, address, sizes
         self.widest: int = sizes.widest
+        self.tokens: int = sizes.tokens
 
     def __reduce__(self) -> tuple[Callable[..., LoweredPlan], tuple[Plan, RequestSchedule]]:
         return _lowered, (self.plan, self.schedule)  # a copy has no addresses
@@ -157,6 +166,15 @@ class CompiledTables:
             *(made.seats, made.items, made.rows, made.entries, made.claims),
             *(made.partials, made.partials, made.tiles, made.runs),
         )
+
+    @cached_property
+    def queries(self) -> Queries | None:
+        """RequestSchedule.queries."""
+        made = self.table_sizes
+        if not made.several:
+            return None
+        lengths = zip(made.at[_QUERY_ROWS:], (made.seats, made.rows, made.merged), strict=True)
+        return Queries(*(self.words[begin : begin + length] for begin, length in lengths))
 
     @cached_property
     def plan(self) -> Plan:
@@ -184,7 +202,7 @@ class CompiledTables:
             *(made.merged, made.merged + 1, made.partials),
             *(len(SEAT_FIELDS) * made.seats, len(CLAIM_FIELDS) * made.claims),
         )
-        tables = [self.words[begin : begin + length] for begin, length in zip(made.at, lengths, strict=True)]
+        tables = [self.words[begin : begin + length] for begin, length in zip(made.at, lengths, strict=False)]
         item, entry, entry_indptr, rows, merge_rows, merge_indptr, merge_partials, seats, claims = tables
         items = item.reshape(-1, len(ITEM_FIELDS))
         return RequestSchedule(
@@ -195,6 +213,7 @@ class CompiledTables:
             made.runs,
             seats.reshape(len(SEAT_FIELDS), made.seats),
             claims.reshape(-1, len(CLAIM_FIELDS)),
+            self.queries,
         )
 
 
@@ -231,7 +250,7 @@ def _compiled(strategy: Strategy, tree: BatchTree, group: int, room: ItemRoom) -
     if library is None or columns is None or policy is None:
         return None
     parts = policy.shares or (tree.counts.unique_tokens // policy.split if policy.split else 0)
-    words = _WORDS_OF_REQUEST * columns.requests + _WORDS_OF_PART * int(min(parts, _MOST_EXPECTED)) + 256
+    words = _WORDS_OF_ROW * columns.rows + _WORDS_OF_PART * int(min(parts, _MOST_EXPECTED)) + 256
     sizes, of_items = TableSizes(), _room_of(room, group)
     known = columns.address, ctypes.addressof(policy), ctypes.addressof(of_items)
     while True:
@@ -276,4 +295,4 @@ def _room_of(room: ItemRoom, group: int) -> _Room:
     """Returns what C has to know of the sizes of items. group: rows of a KV head."""
     height = rows_per_tile(room.config.rows, group)
     powers = (size.bit_length() - 1 for size in (room.config.tokens, run_tokens_of(room.page_size)))
-    return _Room(height, *powers, room.page_size, room.reserve, UNKNOWN.ctypes.data)
+    return _Room(height, *powers, room.page_size, room.reserve, room.causal, UNKNOWN.ctypes.data)

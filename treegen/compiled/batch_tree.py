@@ -11,11 +11,11 @@ from typing import NamedTuple
 import numpy as np
 
 import treegen.compiled.c_library as c_library
-from treegen.ir.arrays import Ints, frozen, largest
+from treegen.ir.arrays import Ints, frozen
 from treegen.ir.live_batch import LiveBatch
 from treegen.ir.tree import Tree
 from treegen.ir.tree.less_sharing import without_sharing, without_small_shares
-from treegen.ir.tree.requests import OF_NODES, OF_ROWS, of_columns
+from treegen.ir.tree.requests import OF_NODES, OF_REQUESTS, OF_ROWS, OF_SPANS, of_columns
 
 
 class TreeCounts(NamedTuple):
@@ -33,28 +33,49 @@ class TreeCounts(NamedTuple):
 
 
 _OF_TOPOLOGY = TreeCounts._fields[1:]
-_Counts = ctypes.c_int64 * len(_OF_TOPOLOGY)
+_Counts = ctypes.c_int64 * (len(_OF_TOPOLOGY) + 1)  # and spans
+_QUERY_ROWS = 5  # the line of LiveBatch.table
 
 
 class _Columns(ctypes.Structure):
     _fields_ = (
-        *((name, ctypes.c_int64) for name in ("requests", "nodes")),
-        *((name, ctypes.c_void_p) for name in ("words", "least")),
+        *((name, ctypes.c_int64) for name in ("requests", "rows", "nodes", "spans")),
+        *((name, ctypes.c_void_p) for name in ("words", "queries", "least")),
     )
 
 
-class TreeColumns:
-    """The columns of a tree in which each request has one row, and each node is one span.
+class TreeSizes(NamedTuple):
+    """How many of each a tree by request has."""
 
-    words: the columns of rows, and then those of nodes, in the order in which `of_columns` takes them. least: that of
-    RequestKV. address: that of a structure which tells C all of this.
+    requests: int
+    rows: int
+    nodes: int
+    spans: int
+
+
+class TreeColumns:
+    """The columns of a tree by request.
+
+    words: the columns of rows, of requests and of nodes, as `of_columns` takes them; where requests have several rows,
+    then those of spans. queries, least: those of RequestKV. address: that of a structure which tells C all of this.
     """
 
-    def __init__(self, words: Ints, requests: int, nodes: int, least: Ints | None = None) -> None:
-        self.words, self.requests, self.nodes, self.least = words, requests, nodes, least
-        of_least = None if least is None else c_library.address_of(least)
-        self._columns = _Columns(requests, nodes, c_library.address_of(words), of_least)
+    def __init__(self, words: Ints, sizes: TreeSizes, queries: Ints | None = None, least: Ints | None = None) -> None:
+        self.requests, self.rows, self.nodes, self.spans = sizes
+        self.words, self.queries, self.least = words, queries, least
+        optional = (None if array is None else c_library.address_of(array) for array in (queries, least))
+        self._columns = _Columns(*sizes, c_library.address_of(words), *optional)
         self.address = ctypes.addressof(self._columns)
+
+    @property
+    def nodes_at(self) -> int:
+        """The place of the columns of nodes in the words."""
+        return OF_ROWS * self.rows + OF_REQUESTS * self.requests
+
+    @property
+    def spans_at(self) -> int:
+        """The same for spans: nodes are spans where each request has one row."""
+        return self.nodes_at if self.queries is None else self.nodes_at + OF_NODES * self.nodes
 
 
 class BatchTree:
@@ -77,33 +98,30 @@ class BatchTree:
         Raises TreeError as that does.
         """
         library, requests = c_library.library(), len(batch)
-        if library is None or not requests or largest(batch.rows) > 1:
+        if library is None or not requests:
             return cls.of_tree(batch.tree(shared=shared))
-        table, counts = batch.table, _Counts()
-        words = np.empty(requests * (OF_ROWS + 2 * OF_NODES), np.int32)
-        at, seats = c_library.address_of(table), table.shape[1]
-        nodes = library.tree_by_request(
-            at, seats, requests, shared, c_library.address_of(words), ctypes.addressof(counts)
-        )
+        table, counts, queries = batch.table, _Counts(), np.empty(requests, np.int32)
+        seats = table.shape[1]
+        rows = int(np.add.reduce(table[_QUERY_ROWS], dtype=np.int64)) - (seats - requests)  # free seats have 1
+        of_spans = OF_SPANS * (2 * requests + rows) if rows > requests else 0
+        words = np.empty(OF_ROWS * rows + (OF_REQUESTS + 2 * OF_NODES) * requests + of_spans, np.int32)
+        numbers = seats, requests, rows, batch.page_size, shared
+        made_at = c_library.address_of(words), c_library.address_of(queries), ctypes.addressof(counts)
+        nodes = library.tree_by_request(c_library.address_of(table), *numbers, *made_at)
         if nodes < 0:
             return cls.of_tree(batch.tree(shared=shared))
-        columns = TreeColumns(words, requests, nodes)
+        *facts, spans = counts
+        columns = TreeColumns(words, TreeSizes(requests, rows, nodes, spans), queries if rows > requests else None)
         words.setflags(False)  # type: ignore[call-arg]  # see treegen.ir.arrays.frozen
+        queries.setflags(False)  # type: ignore[call-arg]
         made = cls(columns, batch)
-        made.__dict__["counts"] = TreeCounts(requests, *counts)
+        made.__dict__["counts"] = TreeCounts(rows, *facts)
         return made
 
     @classmethod
     def of_tree(cls, tree: Tree) -> BatchTree:
         """Takes a tree by request."""
-        topology, requests, columns = tree.topology, tree.requests, None
-        nodes, spans = len(tree.parent), topology.spans
-        if requests is not None and requests.queries is None and 0 < nodes == len(spans) and c_library.library():
-            of_rows = tree.row_node, tree.row_sees, topology.row_of_rank, *requests.of_requests
-            of_nodes = *spans.table, *requests.of_nodes, tree.parent, topology.rank_own, tree.kv.start
-            words = frozen(np.concatenate([*of_rows, *of_nodes]))
-            columns = TreeColumns(words, len(tree.row_node), nodes, requests.least)
-        made = cls(columns)
+        made = cls(_columns_of(tree) if c_library.library() else None)
         made.__dict__["tree"] = tree
         return made
 
@@ -116,12 +134,14 @@ class BatchTree:
         columns, batch = self.columns, self._batch
         assert columns is not None
         assert batch is not None
-        end = OF_ROWS * columns.requests
-        of_rows = columns.words[:end].reshape(OF_ROWS, columns.requests)
-        of_nodes = columns.words[end:][: OF_NODES * columns.nodes].reshape(OF_NODES, columns.nodes)
-        known = dict(zip(_OF_TOPOLOGY, self.counts[1:], strict=True))
-        parts, topology, by_request = of_columns(batch.page_size, of_nodes, of_rows, known)
-        return Tree(*parts, topology, by_request)
+        of_rows = _table(columns.words, OF_ROWS, columns.rows)
+        of_requests = _table(columns.words[of_rows.size :], OF_REQUESTS, columns.requests)
+        of_nodes = _table(columns.words[columns.nodes_at :], OF_NODES, columns.nodes)
+        known, spans = dict(zip(_OF_TOPOLOGY, self.counts[1:], strict=True)), None
+        if columns.queries is not None:
+            spans = _table(columns.words[columns.spans_at :], OF_SPANS, columns.spans)
+        made = of_columns(batch.page_size, of_nodes, of_rows, of_requests, known, columns.queries, spans)
+        return Tree(*made[0], *made[1:])
 
     @cached_property
     def counts(self) -> TreeCounts:
@@ -168,9 +188,37 @@ class BatchTree:
     @property
     def has_queries(self) -> bool:
         """Whether requests have several query rows."""
-        return self.columns is None and self.tree.requests is not None and self.tree.requests.queries is not None
+        if self.columns is not None:
+            return self.columns.queries is not None
+        return self.tree.requests is not None and self.tree.requests.queries is not None
+
+    @property
+    def has_rows_inside(self) -> bool:
+        """Whether rows of a node see different parts of it."""
+        if self.columns is not None:
+            return self.columns.spans > self.columns.nodes
+        return self.tree.topology.has_rows_inside
 
     @property
     def shares_tokens(self) -> bool:
         """Whether some request shares tokens with another one."""
         return self.counts.path_tokens > self.counts.unique_tokens
+
+
+def _table(words: Ints, columns: int, length: int) -> Ints:
+    return words[: columns * length].reshape(columns, length)
+
+
+def _columns_of(tree: Tree) -> TreeColumns | None:
+    """Returns the columns of a tree by request; None if it is none, or if some node has no tokens."""
+    topology, requests, nodes = tree.topology, tree.requests, len(tree.parent)
+    if requests is None or not nodes or np.count_nonzero(tree.tokens) < nodes:
+        return None
+    spans, rows = topology.spans, (tree.row_node, tree.row_sees, topology.row_of_rank)
+    of_nodes = topology.preorder, np.zeros(nodes, np.int32), tree.tokens, topology.rank_lo, topology.rank_hi
+    by_request = *requests.of_requests, *of_nodes, *requests.of_nodes, tree.parent, topology.rank_own, tree.kv.start
+    of_spans = () if requests.queries is None else tuple(spans.table)
+    if requests.queries is None and len(spans) != nodes:
+        return None
+    sizes = TreeSizes(len(requests.seat), tree.num_rows, nodes, len(spans))
+    return TreeColumns(frozen(np.concatenate([*rows, *by_request, *of_spans])), sizes, requests.queries, requests.least)

@@ -1,12 +1,13 @@
 """The C code of this folder, compiled with the machine's C compiler, which Triton needs as well.
 
-    tree_by_request.c   batch ──▶ tree       treegen.ir.tree.requests does the same
+    tree_by_request.c   batch ──▶ tree       treegen.ir.tree.live_trees does the same
     less_sharing.c      tree ──▶ batch       treegen.ir.tree.less_sharing
     cohort_plan.c       tree ──▶ plan        treegen.strategies.cohort
     context_cuts.c      parts of a plan      treegen.strategies.context_cuts
     batch_walks.c       tree ──▶ cohorts     treegen.search.cohort_counts
     batch_weights.c     cohorts ──▶ times    treegen.search.weigh
-    item_tables.c       plan ──▶ schedule    treegen.schedule.by_request
+    item_tables.c       plan ──▶ schedule    treegen.schedule.by_request, query_runs
+    item_entries.c      of its items         the same
     batch_tables.c      both in one call
     table_words.c       schedule ──▶ words   treegen.ir.request_tables
     planned_seats.c     whom a plan serves   treegen.runtime.planned_requests
@@ -43,6 +44,7 @@ _SOURCES = (
     "batch_walks.c",
     "batch_weights.c",
     "item_tables.c",
+    "item_entries.c",
     "batch_tables.c",
     "table_words.c",
     "planned_seats.c",
@@ -53,7 +55,7 @@ _LONGEST_S = 60  # seconds that compiling may take
 
 _INT, _POINTER = ctypes.c_int64, ctypes.c_void_p
 _ARGUMENTS = {
-    "tree_by_request": (_POINTER, _INT, _INT, _INT, _POINTER, _POINTER),
+    "tree_by_request": (_POINTER, *(_INT,) * 5, *(_POINTER,) * 3),
     "share_less": (_POINTER, _INT, _POINTER, _INT),
     "batch_tables": (_POINTER, _POINTER, _POINTER, _POINTER, _INT, _POINTER),
     "write_tables": (_POINTER, _POINTER, _POINTER, _POINTER),

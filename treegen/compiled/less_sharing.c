@@ -24,7 +24,8 @@ static void mark_small(const BatchTree *tree, int64_t most, char *is_small, Memo
 int64_t share_less(const BatchTree *tree, int64_t most, int32_t *table, int64_t seats) {
     Memory memory = {malloc((3 * tree->nodes + tree->requests) * sizeof(int64_t) + tree->nodes + 8), 0};
     if (!memory.block) return NO_MEMORY;
-    const int32_t *above = of_rows(tree, ABOVE), *shared = of_rows(tree, SHARED), *seat = of_rows(tree, SEAT);
+    const int32_t *above = of_requests(tree, ABOVE), *shared = of_requests(tree, SHARED);
+    const int32_t *seat = of_requests(tree, SEAT);
     const int32_t *parent = of_nodes(tree, PARENT), *end = of_nodes(tree, END);
     int64_t *tokens = TAKE(&memory, int64_t, tree->requests), again = 0;
     char *is_small = TAKE(&memory, char, tree->nodes);

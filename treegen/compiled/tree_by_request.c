@@ -1,4 +1,4 @@
-/* The tree by request of a running batch: what treegen.ir.tree.requests.of_requests makes of it. */
+/* The tree by request of a running batch: what treegen.ir.tree.live_trees makes of it. */
 #include "arrays.h"
 #include "batch_tables.h"
 
@@ -48,89 +48,175 @@ static void put_in_order(Requests *all, const int32_t *above, const int32_t *sha
     }
 }
 
+/* Room for the columns of a table, PADDING words apart. */
+static void take_columns(Memory *memory, int32_t **columns, int64_t count, int64_t length) {
+    int32_t *padded = TAKE(memory, int32_t, count * (length + PADDING));
+    for (int64_t i = 0; i < count; i++) columns[i] = padded + i * (length + PADDING);
+}
+
 /*
- * batch: LiveBatch.table, [6, seats]. shares: whether requests share what they are known to share.
- * made: room for the columns of `requests` rows and, behind them, of twice as many nodes.
- * facts: tokens of all nodes, the most nodes of a path, tokens of all paths, and those that one row sees alone.
- * Returns the number of nodes, NO_MEMORY or TOO_LONG.
+ * Takes the requests of LiveBatch.table, [6, seats]. shares: whether they share what they are known to share.
+ * of: their columns. queries: gets the rows of each. Returns the number of all rows.
  */
-int64_t tree_by_request(const int32_t *batch, int64_t seats, int64_t requests, int64_t shares, int32_t *made,
-                        int64_t *facts) {
-    int64_t n = requests;
-    Memory memory = {malloc((26 * (seats + n) + 512) * sizeof(int64_t)), 0};
-    if (!memory.block) return NO_MEMORY;
-    int32_t *rows[OF_ROW], *nodes[OF_NODE];
-    int32_t *padded_rows = TAKE(&memory, int32_t, OF_ROW * (n + PADDING));
-    for (int64_t i = 0; i < OF_ROW; i++) rows[i] = padded_rows + i * (n + PADDING);
-    int32_t *number = TAKE(&memory, int32_t, seats);
-    for (int64_t seat = 0, i = 0; seat < seats; seat++) {
+static int64_t take_requests(const int32_t *batch, int64_t seats, int64_t shares, int32_t **of, int32_t *queries,
+                             Memory *memory) {
+    int32_t *number = TAKE(memory, int32_t, seats);
+    int64_t n = 0, rows = 0;
+    for (int64_t seat = 0; seat < seats; seat++) {
         number[seat] = -1;
         if (batch[B_ROW * seats + seat] < 0) continue;
-        rows[SEAT][i] = (int32_t)seat;
-        number[seat] = (int32_t)i++;
+        of[SEAT][n] = (int32_t)seat;
+        number[seat] = (int32_t)n++;
     }
     for (int64_t i = 0; i < n; i++) {
-        int64_t seat = rows[SEAT][i], with = shares ? batch[B_SHARED_WITH * seats + seat] : -1;
-        rows[EPOCH][i] = batch[B_EPOCH * seats + seat];
-        rows[ABOVE][i] = with < 0 ? -1 : number[with];
-        rows[SHARED][i] = shares ? batch[B_SHARED_TOKENS * seats + seat] : 0;
-        rows[LENGTH][i] = batch[B_TOKENS * seats + seat];
+        int64_t seat = of[SEAT][i], with = shares ? batch[B_SHARED_WITH * seats + seat] : -1;
+        of[EPOCH][i] = batch[B_EPOCH * seats + seat];
+        of[ABOVE][i] = with < 0 ? -1 : number[with];
+        of[SHARED][i] = shares ? batch[B_SHARED_TOKENS * seats + seat] : 0;
+        of[LENGTH][i] = batch[B_TOKENS * seats + seat];
+        queries[i] = batch[B_ROWS * seats + seat];
+        rows += queries[i];
     }
+    return rows;
+}
+
+/* The tokens of a request that it may share: with several rows, none of those of the rows. */
+static int64_t most_shared(int64_t length, int64_t queries, int64_t page_size) {
+    int64_t most = queries > 1 ? at_least(length - queries, 0) : length;
+    return most - most % page_size;
+}
+
+/* Leaves out the sharing of tokens of rows, where requests have several: see treegen.ir.tree.requests.of_queries. */
+static void share_no_rows(int64_t n, int32_t **of, const int32_t *queries, int64_t page_size, Memory *memory) {
+    const int32_t *length = of[LENGTH];
+    int32_t *shared = TAKE(memory, int32_t, n);
+    for (int64_t i = 0; i < n; i++) {
+        int64_t owner = of[ABOVE][i], own = most_shared(length[i], queries[i], page_size);
+        shared[i] = 0;
+        if (owner < 0) continue;
+        int64_t others = most_shared(length[owner], queries[owner], page_size);
+        shared[i] = (int32_t)at_most(of[SHARED][i], at_most(own, others));
+    }
+    int32_t *above = TAKE(memory, int32_t, n);
+    for (int64_t i = 0; i < n; i++) { /* the nearest that shares fewer tokens itself */
+        int64_t owner = shared[i] ? of[ABOVE][i] : -1;
+        while (owner >= 0 && shared[owner] >= shared[i]) owner = of[ABOVE][owner];
+        above[i] = (int32_t)owner;
+    }
+    for (int64_t i = 0; i < n; i++) {
+        of[ABOVE][i] = above[i];
+        of[SHARED][i] = shared[i];
+        if (queries[i] > 1) of[LENGTH][i] = (int32_t)at_least(length[i], queries[i]);
+    }
+}
+
+/* The rows of a request, and the spans of its last node: the first row sees the first span, and each the next one. */
+static int64_t add_rows(int64_t node, int64_t tokens, int64_t rank, int64_t row, int64_t queries, int32_t **rows,
+                        int32_t **spans, int64_t span) {
+    for (int64_t k = 0; k < queries; k++, span++) {
+        int64_t sees = tokens - queries + 1 + k;
+        spans[NODE][span] = (int32_t)node;
+        spans[START][span] = k ? (int32_t)sees - 1 : 0;
+        spans[STOP][span] = (int32_t)sees;
+        spans[RANK_LO][span] = (int32_t)(rank + k);
+        spans[RANK_HI][span] = (int32_t)(rank + queries);
+        rows[ROW_NODE][row + k] = (int32_t)node;
+        rows[SEES][row + k] = (int32_t)sees;
+        rows[ROW_OF_RANK][rank + k] = (int32_t)(row + k);
+    }
+    return span;
+}
+
+/*
+ * batch: LiveBatch.table, [6, seats], with `requests` requests of `all_rows` rows together. shares: whether requests
+ * share what they are known to share.
+ * made: room for the columns of rows, requests and of twice as many nodes; where some request has several rows, also
+ * for those of spans, one for each of these nodes and one for each row. queries: gets the rows of each request.
+ * facts: tokens of all nodes, the most nodes of a path, tokens of all paths, those that one row sees alone, and spans.
+ * Returns the number of nodes, NO_MEMORY or TOO_LONG.
+ */
+int64_t tree_by_request(const int32_t *batch, int64_t seats, int64_t requests, int64_t all_rows, int64_t page_size,
+                        int64_t shares, int32_t *made, int32_t *queries, int64_t *facts) {
+    int64_t n = requests, most_spans = 2 * n + all_rows;
+    Memory memory = {malloc((40 * n + 6 * all_rows + seats + 1024) * sizeof(int64_t)), 0};
+    if (!memory.block) return NO_MEMORY;
+    int32_t *rows[OF_ROW], *of[OF_REQUEST], *nodes[OF_NODE], *spans[OF_SPAN];
+    take_columns(&memory, of, OF_REQUEST, n);
+    int several = take_requests(batch, seats, shares, of, queries, &memory) > n;
+    if (several) share_no_rows(n, of, queries, page_size, &memory);
     Requests all = {n, TAKE(&memory, int64_t, n), TAKE(&memory, int64_t, n), TAKE(&memory, int64_t, n),
                     TAKE(&memory, int64_t, n), TAKE(&memory, int64_t, n + 1)};
-    put_in_order(&all, rows[ABOVE], rows[SHARED], &memory);
-
-    int64_t count = n;
-    for (int64_t i = 0; i < n; i++)
+    put_in_order(&all, of[ABOVE], of[SHARED], &memory);
+    const int32_t *above = of[ABOVE], *shared = of[SHARED];
+    int64_t *rank = TAKE(&memory, int64_t, n + 1), *first_row = TAKE(&memory, int64_t, n + 1), count = n;
+    for (int64_t i = 0; i < n; i++) {
+        rank[i] = queries[all.order[i]];
+        first_row[i] = queries[i];
         for (int64_t c = all.first_child[i]; c < all.first_child[i + 1]; c++)
-            count += c == all.first_child[i] || rows[SHARED][all.children[c]] != rows[SHARED][all.children[c - 1]];
-    int32_t *padded_nodes = TAKE(&memory, int32_t, OF_NODE * (count + PADDING));
-    for (int64_t i = 0; i < OF_NODE; i++) nodes[i] = padded_nodes + i * (count + PADDING);
+            count += c == all.first_child[i] || shared[all.children[c]] != shared[all.children[c - 1]];
+    }
+    to_offsets(rank, n);
+    to_offsets(first_row, n);
+    take_columns(&memory, rows, OF_ROW, all_rows);
+    take_columns(&memory, nodes, OF_NODE, count);
+    take_columns(&memory, spans, OF_SPAN, several ? most_spans : all_rows);
     int32_t *hung = TAKE(&memory, int32_t, n), *level = TAKE(&memory, int32_t, count);
-    int64_t node = 0, tokens = 0, levels = 0, of_paths = 0, alone = 0;
+    int64_t node = 0, span = 0, tokens = 0, levels = 0, of_paths = 0, alone = 0;
     for (int64_t p = 0; p < n; p++) {
-        int64_t request = all.order[p], first = rows[SHARED][request], c = all.first_child[request + 1];
-        int32_t parent = rows[ABOVE][request] < 0 ? -1 : hung[request];
+        int64_t request = all.order[p], first = shared[request], c = all.first_child[request + 1];
+        int64_t behind = rank[p + 1], own = queries[request];
+        int32_t parent = above[request] < 0 ? -1 : hung[request];
         for (int is_tail = 0; !is_tail; node++) {
             is_tail = c == all.first_child[request];
-            int64_t end, rank_hi = p + 1;
+            int64_t end, rank_hi = behind;
             if (is_tail) {
-                end = at_least(rows[LENGTH][request], first + 1);
+                end = at_least(of[LENGTH][request], first + 1);
+                int64_t at = several ? span : 0; /* of no use where each node is a span */
+                span = add_rows(node, end - first, rank[p], first_row[request], own, rows, spans, at);
+                of_paths -= own * (own - 1) / 2; /* rows but the last do not see the last tokens */
+                alone += own > 1 ? 1 : end - first;
             } else { /* the sharers of the next tokens: of the last ones, the one that comes last */
-                end = rows[SHARED][all.children[c - 1]];
-                rank_hi = all.end[all.children[c - 1]];
-                for (; c > all.first_child[request] && rows[SHARED][all.children[c - 1]] == end; c--)
+                end = shared[all.children[c - 1]];
+                rank_hi = rank[all.end[all.children[c - 1]]];
+                for (; c > all.first_child[request] && shared[all.children[c - 1]] == end; c--)
                     hung[all.children[c - 1]] = (int32_t)node;
             }
             nodes[NODE][node] = (int32_t)node;
             nodes[START][node] = 0;
             nodes[STOP][node] = (int32_t)(end - first);
-            nodes[RANK_LO][node] = (int32_t)p;
+            nodes[RANK_LO][node] = (int32_t)rank[p];
             nodes[RANK_HI][node] = (int32_t)rank_hi;
-            nodes[RANK_OWN][node] = (int32_t)(p + is_tail);
-            nodes[OWNER][node] = rows[SEAT][request];
+            nodes[RANK_OWN][node] = (int32_t)(is_tail ? behind : rank[p]);
+            nodes[OWNER][node] = of[SEAT][request];
             nodes[FIRST][node] = (int32_t)first;
             nodes[END][node] = is_tail ? 0 : (int32_t)end;
             nodes[PARENT][node] = parent;
             nodes[SLOT][node] = (int32_t)tokens;
+            if (several && !is_tail) {
+                for (int64_t column = 0; column < OF_SPAN; column++) spans[column][span] = nodes[column][node];
+                span++;
+            }
             tokens += end - first;
-            of_paths += (end - first) * (rank_hi - p);
-            alone += is_tail ? end - first : 0;
+            of_paths += (end - first) * (rank_hi - rank[p]);
             level[node] = parent < 0 ? 1 : level[parent] + 1;
             levels = at_least(levels, level[node]);
             parent = (int32_t)node;
             first = end;
         }
-        rows[ROW_NODE][request] = (int32_t)(node - 1);
-        rows[SEES][request] = nodes[STOP][node - 1];
-        rows[ROW_OF_RANK][p] = (int32_t)request;
     }
-    copy_columns(made, padded_rows, OF_ROW, n);
-    copy_columns(made + OF_ROW * n, padded_nodes, OF_NODE, count);
+    copy_columns(made, rows[0], OF_ROW, all_rows);
+    made += OF_ROW * all_rows;
+    copy_columns(made, of[0], OF_REQUEST, n);
+    made += OF_REQUEST * n;
+    copy_columns(made, nodes[0], OF_NODE, count);
+    if (several)
+        for (int64_t i = 0; i < OF_SPAN; i++)
+            memcpy(made + OF_NODE * count + i * span, spans[i], span * sizeof(int32_t));
     free(memory.block);
     facts[0] = tokens;
     facts[1] = levels;
     facts[2] = of_paths;
     facts[3] = alone;
+    facts[4] = several ? span : count;
     return tokens > INT32_MAX ? TOO_LONG : count;
 }

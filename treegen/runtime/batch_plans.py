@@ -59,7 +59,7 @@ class BatchPlan(NamedTuple):
     @property
     def saved_bytes(self) -> int:
         """Bytes of K and V of one layer that the plan saves, compared with each request reading its own."""
-        return (self.tree.counts.path_tokens - int(self.plan.group_tokens.sum())) * self.shape.kv_token_bytes
+        return (self.tree.counts.path_tokens - self.tables.tokens) * self.shape.kv_token_bytes
 
 
 def check_strategy(strategy: Strategy, shape: Shape, target: Target) -> None:

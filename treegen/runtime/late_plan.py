@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-import numpy as np
-
 from treegen.compiled.batch_tables import BatchTables
 from treegen.compiled.batch_tree import BatchTree
 from treegen.cost.token_rates import TokenRates
@@ -42,10 +40,8 @@ class LatePlan:
         self, made: BatchTables, tree: BatchTree, then: LiveBatch, room: RequestRoom, rates: TokenRates
     ) -> None:
         self._layer_us = tree.counts.unique_tokens * rates.token_us
-        self.with_queries = made.queries is not None
-        if self.with_queries:  # chunks of prompts, each of whose tokens many items compute
-            computed = int(made.plan.group_tokens.sum(dtype=np.int64))
-            self._layer_us = max(self._layer_us, computed * rates.item_token_us)
+        if made.queries is not None:  # chunks of prompts, each of whose tokens many items compute
+            self._layer_us = max(self._layer_us, made.tokens * rates.item_token_us)
         self.requests, self._room, self._rates = requests_of(made, then, rates), room, rates
 
     def most_late_us(self, batch: LiveBatch, served: Served) -> float:

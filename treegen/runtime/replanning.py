@@ -225,11 +225,7 @@ class Replanning:
 
     def _worth_us(self, batch: LiveBatch) -> float:
         """Returns the microseconds that steps lose before the next plan is made."""
-        # C makes no plans of requests with several query rows.
-        takes_long = self._late_plan is not None and self._late_plan.with_queries
-        if self._step_us(batch) >= (_PLAN_US if takes_long else _LONG_STEP_US):
-            return _LOST_IN_LONG_US
-        return _PLAN_US if takes_long else _LOST_US
+        return _LOST_IN_LONG_US if self._step_us(batch) >= _LONG_STEP_US else _LOST_US
 
     def running(self, batch: LiveBatch) -> Ints:
         """Returns the running requests as the kernel is to see them, `[RUNNING_FIELDS, seats]`."""

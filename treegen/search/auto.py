@@ -87,7 +87,7 @@ def by_estimate(problem: Problem, *, for_any_tree: bool = False, isolated: bool 
     if weights is None:
         return weighed(problem)
     place = weights.best_planned(problem)
-    best: Strategy = as_named(weights.policy(place), problem.tree)
+    best: Strategy = as_named(weights.policy(place), has_rows_inside=problem.tree.topology.has_rows_inside)
     time_us = float(weights.times_us[place])
     halves = best_halves(weights, problem, time_us * _CLEARLY_LESS)
     if halves is not None:

@@ -23,7 +23,6 @@ from treegen.autotune_cache.policy_cache import POLICY_CACHE
 from treegen.compiled.batch_tree import BatchTree
 from treegen.ir.kernel_config import KernelConfig
 from treegen.ir.shape import Shape
-from treegen.ir.tree import Tree
 from treegen.search.bucket import Figures, batch_bucket
 from treegen.search.compiled_weights import BatchWalks
 from treegen.search.split_estimates import BATCH_BLOCKS_PER_SM, EVEN_SHARES
@@ -153,7 +152,7 @@ class BatchChoices:
         choice = self._known(figures)
         if choice is None:
             weights = self._weights(tree)
-            choice = Choice(as_named(Cohort(1), _tree_with_parts(tree)), NOTHING)
+            choice = Choice(as_named(Cohort(1), has_rows_inside=tree.has_rows_inside), NOTHING)
             if weights is not None:
                 measured = self._measured(tree, figures.batch_bucket, weights)
                 choice = measured or _chosen(tree, weights, weights.best(self.most_items))
@@ -190,14 +189,9 @@ class BatchChoices:
         if weights.time_us(place) > _NEAR * weights.time_us(weights.best()):
             return None
         reason = f"measured as the fastest for such batches: {entry.source}"
-        return Choice(as_named(weights.policy(place), _tree_with_parts(tree)), reason)
+        return Choice(as_named(weights.policy(place), has_rows_inside=tree.has_rows_inside), reason)
 
 
 def _chosen(tree: BatchTree, weights: WeighedPolicies, place: tuple[int, int]) -> Choice:
-    strategy = as_named(weights.policy(place), _tree_with_parts(tree))
+    strategy = as_named(weights.policy(place), has_rows_inside=tree.has_rows_inside)
     return Choice(strategy, weights.reason(strategy, weights.time_us(place)))
-
-
-def _tree_with_parts(tree: BatchTree) -> Tree | None:
-    """Returns the tree if rows may see parts of its nodes; None for one in columns, where they see whole nodes."""
-    return None if tree.columns is not None else tree.tree

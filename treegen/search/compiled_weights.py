@@ -21,7 +21,6 @@ from treegen.cost.launch_counts import FP32_BYTES
 from treegen.ir.arrays import Floats, largest
 from treegen.ir.kernel_config import KernelConfig
 from treegen.ir.shape import Shape
-from treegen.ir.tree.requests import OF_ROWS
 from treegen.schedule.pack_runs import MOST_SPREAD
 from treegen.search.cohort_sums import BINS
 from treegen.search.path_cuts import MOST_CUTS
@@ -190,10 +189,10 @@ def _spanned(tree: BatchTree) -> tuple[_SpannedTree, Any] | None:
     """Returns a tree as C reads it, with the arrays that it points to; None where nodes have several runs of KV."""
     counts, columns = tree.counts, tree.columns
     if columns is not None:
-        nodes, words = columns.nodes, columns.words
-        of_nodes = c_library.address_of(words) + 4 * OF_ROWS * columns.requests
-        spans, lo, hi, parent = (of_nodes + 4 * nodes * column for column in (0, 3, 4, 8))
-        return _SpannedTree(counts.rows, nodes, nodes, counts.unique_tokens, spans, parent, lo, hi), words
+        nodes, at = columns.nodes, c_library.address_of(columns.words)
+        lo, hi, parent = (at + 4 * (columns.nodes_at + nodes * column) for column in (3, 4, 8))
+        sizes = counts.rows, columns.spans, nodes, counts.unique_tokens
+        return _SpannedTree(*sizes, at + 4 * columns.spans_at, parent, lo, hi), columns.words
     topology, indptr = tree.tree.topology, tree.tree.kv.indptr
     if largest(indptr[1:] - indptr[:-1]) > 1:
         return None

@@ -70,9 +70,9 @@ def weighed(problem: Problem) -> Choice:
 def least(problem: Problem, weights: Weights | None) -> Choice:
     """Returns the choice of `weighed` from a problem's weights."""
     if weights is None:
-        return Choice(as_named(Cohort(1), problem.tree), NOTHING)
+        return Choice(as_named(Cohort(1), has_rows_inside=problem.tree.topology.has_rows_inside), NOTHING)
     place = weights.best_planned(problem)
-    strategy = as_named(weights.policy(place), problem.tree)
+    strategy = as_named(weights.policy(place), has_rows_inside=problem.tree.topology.has_rows_inside)
     return Choice(strategy, weights.reason(strategy, weights.time_us(place)))
 
 
@@ -86,7 +86,7 @@ def candidates(problem: Problem, most: int | None = None) -> list[tuple[Strategy
     if weights is not None:
         every = fits_whole_paths(problem.tree)
         for place in weights.order():
-            policy = as_named(weights.policy(place), problem.tree)
+            policy = as_named(weights.policy(place), has_rows_inside=problem.tree.topology.has_rows_inside)
             if every or not is_too_large(policy, problem.tree, problem.shape):
                 found.setdefault(policy, float(weights.times_us[place]))
             if len(found) == most:

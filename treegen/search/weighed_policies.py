@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from treegen.cost.figures import time_text
 from treegen.ir.arrays import INT32_MAX, Floats
-from treegen.ir.tree import Tree
 from treegen.search.split_estimates import EVEN_ROW
 from treegen.strategies.baselines import query
 from treegen.strategies.cohort import Cohort
@@ -75,13 +74,14 @@ class WeighedPolicies:
         return f"least estimated time of {number} policies, {taken}; plain per-row decoding takes {plain}"
 
 
-def as_named(strategy: Strategy, tree: Tree | None) -> Strategy:
+def as_named(strategy: Strategy, *, has_rows_inside: bool) -> Strategy:
     """Returns `query` for a cohort of one row with its whole path, if both plan the tree alike.
 
-    tree: None for a tree in which no rows see different parts of a node.
+    They do not where rows of a node see different parts of it: `query` reads each row's part uncut, and a cohort of one
+    row reads it cut.
     """
-    if isinstance(strategy, Cohort) and strategy.shares is None and _is_query(strategy):
-        return strategy if tree is not None and _has_rows_inside(tree) else query(strategy.split)
+    if isinstance(strategy, Cohort) and strategy.shares is None and _is_query(strategy) and not has_rows_inside:
+        return query(strategy.split)
     return strategy
 
 
@@ -92,12 +92,3 @@ def _is_query(strategy: Cohort) -> bool:
         and strategy.split_shared_rows is None
         and not strategy.cut_nodes
     )
-
-
-def _has_rows_inside(tree: Tree) -> bool:
-    """Tells whether rows of a node see different parts of it.
-
-    `query` reads each row's part of a node uncut; a cohort of one row reads it cut.
-    """
-    node = tree.topology.spans.node
-    return bool((node[1:] == node[:-1]).any())

@@ -43,7 +43,7 @@ def search_object(problem: Problem) -> dict[str, Any] | None:
         known.update(measured_us=measured_us, outcome=outcome)
     splits = [[None if split == INT32_MAX else int(split) for split in row] for row in weights.splits.tolist()]
     return {
-        "walks": [str(as_named(walk, problem.tree)) for walk in weights.walks],
+        "walks": [str(as_named(walk, has_rows_inside=problem.tree.topology.has_rows_inside)) for walk in weights.walks],
         "blocks_per_sm": [None, EVEN_SHARES, *BLOCKS_PER_SM],
         "split": splits,
         "time_us": weights.times_us.tolist(),
