@@ -75,7 +75,8 @@ class BatchKernel(ExplainedKernel):
         self._backend = backend_for(pages.table.device, options.backend)
         self.form = form = form_for(shape, pages, target, options, most_tokens, most_rows)
         self.choices = BatchChoices(form.shape, target, form.config, form.room.items)
-        self.replanning = Replanning(form.room, TokenRates.of(form.config, shape, target, form.window_left))
+        rates = TokenRates.of(form.config, shape, target, form.window_left)
+        self.replanning = Replanning(form.room, rates, most_tokens)
         self._calls: KeptCalls[Call] = KeptCalls()
         self._program: BatchProgram | None = None
         self._planned: BatchPlan | None = None
@@ -108,10 +109,11 @@ class BatchKernel(ExplainedKernel):
             StrategyError: The strategy makes plans that this kernel cannot use, or the kernel is batch-invariant.
         """
         wanted = self._options.strategy if strategy is None else chosen_strategy(strategy, self.form)
-        self._plan(batch, wanted)
+        self._plan(batch, copy(batch), wanted)
 
-    def _plan(self, batch: LiveBatch, wanted: Strategy) -> None:
-        rows, then, replanning = check_batch(self.form, batch), copy(batch), self.replanning
+    def _plan(self, batch: LiveBatch, then: LiveBatch, wanted: Strategy) -> None:
+        """Plans for a batch as it is, or as it will be: `then`, which stays as it is."""
+        rows, replanning = check_batch(self.form, batch), self.replanning
         with phase("plan"):
             tree = replanning.steady(batch, BatchTree.of_batch(then, shared=shares()))
             free_share = replanning.free_share(batch)
@@ -143,8 +145,9 @@ class BatchKernel(ExplainedKernel):
             InputError, StrategyError: As of `update`.
         """
         new, moved = self.replanning.is_new(batch), self.replanning.has_moved(batch)
+        self.replanning.note_prepared(batch)
         if new or ((moved or self.form.room.queries) and self.replanning.cannot_wait(batch)):
-            self._plan(batch, self._options.strategy)
+            self._plan(batch, copy(batch), self._options.strategy)
             return True
         if moved:
             self.seat(batch)
@@ -167,7 +170,7 @@ class BatchKernel(ExplainedKernel):
         """
         self.replanning.note_lateness(batch)
         if self.replanning.pays(batch):
-            self._plan(batch, self._options.strategy)
+            self._plan(batch, self.replanning.ahead(batch), self._options.strategy)
             return True
         if self.replanning.has_moved(batch):
             self.seat(batch)

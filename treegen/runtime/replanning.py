@@ -10,6 +10,7 @@ longer.
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,15 +20,16 @@ from treegen.ir.arrays import Ints
 from treegen.ir.live_batch import LiveBatch
 from treegen.ir.request_tables import RequestRoom
 from treegen.runtime.batch_plans import BatchPlan
+from treegen.runtime.coming_chunks import ComingChunks
 from treegen.runtime.late_plan import LateCost, LatePlan
 from treegen.runtime.planned_requests import ALONE_US, Served, running_requests
 from treegen.runtime.steady_sharing import SteadySharing
 
-_PLAN_US = 2000.0
-"""Microseconds that a plan takes a step that waits for it, where NumPy plans (1 to 2.5 ms between other work).
+_BEFORE_STEP_US = 4000.0
+"""Microseconds that a step has to lose by requests that are served alone, before it waits for a plan.
 
-Beside an H200 plans in C take 0.25 to 0.4 ms. With 400 no batch of a recorded server, on templates or of beams gains
-anything, and plans before a step hide that plans do not hold.
+Beside an H200 a plan takes 0.25 to 0.5 ms. With 800 no batch of a recorded server, on templates, of beams, with drafts
+or with chunks of prompts gains anything, and plans before a step hide that plans do not hold.
 """
 _FIXED_LAYER_US = 12.0
 """Microseconds that a layer takes beside the time to read its KV."""
@@ -75,12 +77,14 @@ class _AloneShare:
 class Replanning:
     """Compares a batch with its last plan, and decides when a new plan pays.
 
-    room: the room of the kernel's tables. rates: the time that tokens take. plans: plans so far. calls: calls since the
-    last step began.
+    room: the room of the kernel's tables. rates: the time that tokens take. most_tokens: those of a request. plans:
+    plans so far. calls: calls since the last step began.
     """
 
-    def __init__(self, room: RequestRoom, rates: TokenRates) -> None:
+    def __init__(self, room: RequestRoom, rates: TokenRates, most_tokens: int) -> None:
         self._room, self._rates = room, rates
+        self._coming = ComingChunks(most_tokens)
+        self._ahead: LiveBatch | None = None  # the batch of the next step, where chunks of prompts come
         self._seen: _PlannedBatch | None = None
         self._seated: tuple[LiveBatch, int] | None = None  # whose seats the kernel took, and the batch's counter then
         self._late_plan: LatePlan | None = None
@@ -130,9 +134,18 @@ class Replanning:
         """Says whether requests came, ended or changed rows since the kernel took the seats of this batch."""
         return self._seated is None or self._seated[0] is not batch or self._seated[1] != batch.moves
 
+    def note_prepared(self, batch: LiveBatch) -> None:
+        """Notes the batch of the step that is prepared."""
+        if self._room.queries and not self._room.chunk:
+            self._coming.note_prepared(batch)
+
+    def ahead(self, batch: LiveBatch) -> LiveBatch:
+        """Returns a copy of the batch, as far as is known as the next step will find it."""
+        return copy(batch if self._ahead is None else self._ahead)
+
     def cannot_wait(self, batch: LiveBatch) -> bool:
         """Says whether serving requests alone would cost the layers of this step more than a plan."""
-        most_us = 2 * _PLAN_US / self.layers
+        most_us = _BEFORE_STEP_US / self.layers
         if self._late_plan is not None:
             if self._room.queries:
                 self._served = None  # chunks of prompts, which grow fast, may have outgrown the plan
@@ -155,6 +168,8 @@ class Replanning:
                 late_us += cost.layer_us * self._free_share  # nobody uses the blocks that the plan leaves free
         self._lives[1].add(share)
         self._steps, self._late_us = self._steps + 1, self._late_us + late_us
+        ahead = self._coming.ahead(batch)
+        self._ahead = None if ahead is batch else ahead
 
     def pays(self, batch: LiveBatch) -> bool:
         """Says whether to plan now, while the device works. See BatchKernel.refresh for the conditions."""
@@ -220,8 +235,12 @@ class Replanning:
         return self._late_plan.requests.growth(batch, self._served_by_plan(batch)).outgrows(len(batch))
 
     def _saves_time(self, batch: LiveBatch) -> bool:
-        """Says whether a new plan takes less time than the present one has lost."""
-        return self._late_us * self.layers > self._worth_us(batch)
+        """Says whether a new plan takes less time than the present one has lost, or will have after the next step."""
+        late_us = self._late_us
+        if self._ahead is not None:
+            assert self._late_plan is not None
+            late_us += self._late_plan.cost(self._ahead).late_us
+        return late_us * self.layers > self._worth_us(batch)
 
     def _worth_us(self, batch: LiveBatch) -> float:
         """Returns the microseconds that steps lose before the next plan is made."""
