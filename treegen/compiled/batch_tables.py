@@ -134,6 +134,7 @@ class CompiledTables:
 
     words: the plan, and then its tables. address: that of the first word. table_sizes: how long each table is, and
     where it begins. widest: the most rows of a group. tokens: those that all groups read.
+    queries: RequestSchedule.queries.
     """
 
     chunks = None
@@ -143,6 +144,7 @@ class CompiledTables:
         self.words, self.address, self.table_sizes = words, address, sizes
         self.widest: int = sizes.widest
         self.tokens: int = sizes.tokens
+        self.queries = self._queries() if sizes.several else None
 
     def __reduce__(self) -> tuple[Callable[..., LoweredPlan], tuple[Plan, RequestSchedule]]:
         return _lowered, (self.plan, self.schedule)  # a copy has no addresses
@@ -167,12 +169,8 @@ class CompiledTables:
             *(made.partials, made.partials, made.tiles, made.runs),
         )
 
-    @cached_property
-    def queries(self) -> Queries | None:
-        """RequestSchedule.queries."""
+    def _queries(self) -> Queries:
         made = self.table_sizes
-        if not made.several:
-            return None
         lengths = zip(made.at[_QUERY_ROWS:], (made.seats, made.rows, made.merged), strict=True)
         return Queries(*(self.words[begin : begin + length] for begin, length in lengths))
 

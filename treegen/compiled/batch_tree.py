@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 import treegen.compiled.c_library as c_library
-from treegen.ir.arrays import Ints, frozen
+from treegen.ir.arrays import Ints, frozen, largest
 from treegen.ir.live_batch import LiveBatch
 from treegen.ir.tree import Tree
 from treegen.ir.tree.less_sharing import without_sharing, without_small_shares
@@ -34,7 +34,6 @@ class TreeCounts(NamedTuple):
 
 _OF_TOPOLOGY = TreeCounts._fields[1:]
 _Counts = ctypes.c_int64 * (len(_OF_TOPOLOGY) + 1)  # and spans
-_QUERY_ROWS = 5  # the line of LiveBatch.table
 
 
 class _Columns(ctypes.Structure):
@@ -44,27 +43,26 @@ class _Columns(ctypes.Structure):
     )
 
 
-class TreeSizes(NamedTuple):
-    """How many of each a tree by request has."""
-
-    requests: int
-    rows: int
-    nodes: int
-    spans: int
-
-
 class TreeColumns:
     """The columns of a tree by request.
 
     words: the columns of rows, of requests and of nodes, as `of_columns` takes them; where requests have several rows,
-    then those of spans. queries, least: those of RequestKV. address: that of a structure which tells C all of this.
+    then those of spans. sizes: how many requests, rows, nodes and spans there are. queries, least: those of RequestKV.
+    address: that of a structure which tells C all of this.
     """
 
-    def __init__(self, words: Ints, sizes: TreeSizes, queries: Ints | None = None, least: Ints | None = None) -> None:
+    def __init__(
+        self,
+        words: Ints,
+        sizes: tuple[int, int, int, int],
+        queries: Ints | None = None,
+        least: Ints | None = None,
+    ) -> None:
         self.requests, self.rows, self.nodes, self.spans = sizes
         self.words, self.queries, self.least = words, queries, least
-        optional = (None if array is None else c_library.address_of(array) for array in (queries, least))
-        self._columns = _Columns(*sizes, c_library.address_of(words), *optional)
+        of_queries = None if queries is None else c_library.address_of(queries)
+        of_least = None if least is None else c_library.address_of(least)
+        self._columns = _Columns(*sizes, c_library.address_of(words), of_queries, of_least)
         self.address = ctypes.addressof(self._columns)
 
     @property
@@ -100,20 +98,21 @@ class BatchTree:
         library, requests = c_library.library(), len(batch)
         if library is None or not requests:
             return cls.of_tree(batch.tree(shared=shared))
-        table, counts, queries = batch.table, _Counts(), np.empty(requests, np.int32)
-        seats = table.shape[1]
-        rows = int(np.add.reduce(table[_QUERY_ROWS], dtype=np.int64)) - (seats - requests)  # free seats have 1
-        of_spans = OF_SPANS * (2 * requests + rows) if rows > requests else 0
-        words = np.empty(OF_ROWS * rows + (OF_REQUESTS + 2 * OF_NODES) * requests + of_spans, np.int32)
-        numbers = seats, requests, rows, batch.page_size, shared
-        made_at = c_library.address_of(words), c_library.address_of(queries), ctypes.addressof(counts)
-        nodes = library.tree_by_request(c_library.address_of(table), *numbers, *made_at)
+        table, counts, queries, rows = batch.table, _Counts(), None, requests
+        seats, length = table.shape[1], (OF_ROWS + OF_REQUESTS + 2 * OF_NODES) * requests
+        if largest(batch.rows) > 1:
+            queries = frozen(batch.rows.compress(batch.row >= 0))
+            rows = int(np.add.reduce(queries, dtype=np.int64))
+            length += OF_ROWS * (rows - requests) + OF_SPANS * (2 * requests + rows)
+        words = np.empty(length, np.int32)
+        at_queries = None if queries is None else c_library.address_of(queries)
+        numbers = c_library.address_of(table), seats, requests, rows, batch.page_size, shared, at_queries
+        nodes = library.tree_by_request(*numbers, c_library.address_of(words), ctypes.addressof(counts))
         if nodes < 0:
             return cls.of_tree(batch.tree(shared=shared))
         *facts, spans = counts
-        columns = TreeColumns(words, TreeSizes(requests, rows, nodes, spans), queries if rows > requests else None)
+        columns = TreeColumns(words, (requests, rows, nodes, spans), queries)
         words.setflags(False)  # type: ignore[call-arg]  # see treegen.ir.arrays.frozen
-        queries.setflags(False)  # type: ignore[call-arg]
         made = cls(columns, batch)
         made.__dict__["counts"] = TreeCounts(rows, *facts)
         return made
@@ -220,5 +219,5 @@ def _columns_of(tree: Tree) -> TreeColumns | None:
     of_spans = () if requests.queries is None else tuple(spans.table)
     if requests.queries is None and len(spans) != nodes:
         return None
-    sizes = TreeSizes(len(requests.seat), tree.num_rows, nodes, len(spans))
+    sizes = len(requests.seat), tree.num_rows, nodes, len(spans)
     return TreeColumns(frozen(np.concatenate([*rows, *by_request, *of_spans])), sizes, requests.queries, requests.least)

@@ -98,6 +98,8 @@ static void group_rows(int64_t spans, int64_t rows, const int32_t *from, const i
 /* Counts the segments of a part; with `out`, writes them there, in columns of `all` entries. */
 static int64_t part_segments(const Groups *groups, const BatchTree *tree, const int64_t *tokens_to, int64_t g,
                              int64_t begin, int64_t end, int32_t *out, int64_t all) {
+    const int32_t *node = of_spans(tree, NODE), *start = of_spans(tree, START);
+    const int32_t *lo = of_spans(tree, LO), *hi = of_spans(tree, HI);
     int64_t low = groups->indptr[g], high = groups->indptr[g + 1] - 1;
     while (low < high) { /* the last segment that begins at or before `begin` */
         int64_t middle = (low + high + 1) / 2;
@@ -109,12 +111,12 @@ static int64_t part_segments(const Groups *groups, const BatchTree *tree, const 
     int64_t count = 0;
     for (int64_t s = low; s < groups->indptr[g + 1] && tokens_to[s] < end; s++, count++) {
         if (!out) continue;
-        int64_t span = groups->segment[s], moved = of_spans(tree, START)[span] - tokens_to[s];
-        out[NODE * all + count] = of_spans(tree, NODE)[span];
+        int64_t span = groups->segment[s], moved = start[span] - tokens_to[s];
+        out[NODE * all + count] = node[span];
         out[START * all + count] = (int32_t)(at_least(begin, tokens_to[s]) + moved);
         out[STOP * all + count] = (int32_t)(at_most(end, tokens_to[s + 1]) + moved);
-        out[LO * all + count] = (int32_t)(at_least(of_spans(tree, LO)[span], groups->lo[g]) - groups->lo[g]);
-        out[HI * all + count] = (int32_t)(at_most(of_spans(tree, HI)[span], groups->hi[g]) - groups->lo[g]);
+        out[LO * all + count] = (int32_t)(at_least(lo[span], groups->lo[g]) - groups->lo[g]);
+        out[HI * all + count] = (int32_t)(at_most(hi[span], groups->hi[g]) - groups->lo[g]);
     }
     return count;
 }

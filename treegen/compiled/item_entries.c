@@ -1,39 +1,6 @@
 /* The entries of work items: what treegen.schedule.by_request and .query_runs make of a plan's segments. */
 #include "item_entries.h"
 
-enum { LO = RANK_LO, HI = RANK_HI }; /* lines of a plan's segments, as of spans */
-
-static int is_seen(const Planned *plan, const ItemRows *item, int64_t s) {
-    int64_t lo = plan->segment[LO * plan->segments + s], hi = plan->segment[HI * plan->segments + s];
-    return lo < item->begin + item->rows && hi > item->begin;
-}
-
-static Run run_of(const Planned *plan, const ItemRows *item, int64_t s) {
-    const int32_t *segment = plan->segment + s;
-    int64_t all = plan->segments, lo = segment[LO * all] - item->begin, hi = segment[HI * all] - item->begin;
-    return (Run){segment[NODE * all], segment[START * all], segment[STOP * all], at_least(lo, 0),
-                 at_most(hi, item->rows)};
-}
-
-int64_t next_run(const Planned *plan, const Room *room, const ItemRows *item, int64_t s, Run *run) {
-    while (s < item->behind && !is_seen(plan, item, s)) s++;
-    run->start = run->stop = 0;
-    if (s == item->behind) return s;
-    *run = run_of(plan, item, s++);
-    if (!plan->several.own) return s;
-    /* A mask hides what is behind a row, unless the run begins among own tokens. */
-    int64_t own = plan->several.own[run->node];
-    int joins = room->causal && own != NONE && (run->start < own || run->start == 0);
-    for (; s < item->behind; s++) {
-        if (!is_seen(plan, item, s)) continue;
-        Run more = run_of(plan, item, s);
-        if (more.node != run->node || more.start != run->stop) break;
-        if (!joins && (more.lo != run->lo || more.hi != run->hi)) break;
-        run->stop = more.stop;
-    }
-    return s;
-}
-
 /* The number, in the run's node, of the own token of the first row that sees it; NONE for one row. */
 static int64_t own_token(const Planned *plan, const ItemRows *item, const Run *run) {
     if (!plan->several.own || plan->several.own[run->node] == NONE) return NONE;

@@ -3,8 +3,6 @@
 #include "batch_tables.h"
 #include "item_entries.h"
 
-enum { LO = RANK_LO, HI = RANK_HI }; /* lines of a plan's segments, as of spans */
-
 /* Work items: rows begin:begin + rows of a group, and the entries that each has, from `first` on. */
 typedef struct {
     int64_t items;
@@ -124,8 +122,8 @@ static void write_merges(const Planned *plan, const Items *items, const int64_t 
 }
 
 /* Counts the claims of a request; with `claims`, writes them there, by rising pages. */
-static int64_t write_claims(const BatchTree *tree, const Room *room, int64_t request, int32_t *claims) {
-    const int32_t *above = of_requests(tree, ABOVE), *shared = of_requests(tree, SHARED);
+static inline int64_t write_claims(const Planned *plan, const Room *room, int64_t request, int32_t *claims) {
+    const int32_t *above = plan->above, *shared = plan->shared;
     int64_t count = 0, end = shared[request];
     for (int64_t owner = above[request]; owner >= 0; count++) {
         if (shared[owner] == 0) {
@@ -137,7 +135,7 @@ static int64_t write_claims(const BatchTree *tree, const Room *room, int64_t req
     if (!claims) return count;
     int64_t owner = above[request];
     for (int64_t c = count - 1; c >= 0; c--) {
-        claims[c * OF_CLAIM] = of_requests(tree, SEAT)[owner];
+        claims[c * OF_CLAIM] = plan->seat[owner];
         claims[c * OF_CLAIM + 1] = (int32_t)(shared[owner] / room->page_size);
         claims[c * OF_CLAIM + 2] = (int32_t)(end / room->page_size);
         end = shared[owner];
@@ -149,7 +147,7 @@ static int64_t write_claims(const BatchTree *tree, const Room *room, int64_t req
 /* Writes the lists of rows, where numbers of rows become seats, and where each request finds its first rows. */
 static void write_lists(const Planned *plan, int64_t merged, int32_t *first_row, int32_t *first_merge,
                         Tables *tables) {
-    const int32_t *seat = of_requests(plan->tree, SEAT), *row_of_rank = plan->row_of_rank;
+    const int32_t *seat = plan->seat, *row_of_rank = plan->row_of_rank;
     const int32_t *request = plan->several.request, *number = plan->several.number;
     for (int64_t rank = plan->tree->rows - 1; rank >= 0; rank--) {
         int64_t row = row_of_rank[rank];
@@ -168,7 +166,7 @@ static void write_lists(const Planned *plan, int64_t merged, int32_t *first_row,
 /* Writes the columns of all seats, and the claims. padded: see PADDING. */
 static void write_seats(const Planned *plan, const Room *room, int64_t width, int64_t merged, int32_t *padded,
                         Tables *tables) {
-    const int32_t *seat = of_requests(plan->tree, SEAT), *queries = plan->tree->queries;
+    const int32_t *seat = plan->seat, *queries = plan->tree->queries;
     const int32_t *least = queries ? plan->several.least : plan->tree->least;
     int64_t line = width + PADDING, requests = plan->tree->requests;
     for (int64_t field = 0; field < OF_SEAT; field++)
@@ -180,7 +178,7 @@ static void write_seats(const Planned *plan, const Room *room, int64_t width, in
         known[line] = (int32_t)(of_requests(plan->tree, LENGTH)[i] + room->reserve);
         if (least) known[2 * line] = least[i];
         if (queries) tables->query_rows[seat[i]] = queries[i];
-        int64_t count = write_claims(plan->tree, room, i, tables->claims + claims * OF_CLAIM);
+        int64_t count = write_claims(plan, room, i, tables->claims + claims * OF_CLAIM);
         if (!count) continue;
         for (int64_t column = 0; column < OF_CLAIM; column++)
             known[(5 + column) * line] = tables->claims[claims * OF_CLAIM + column];
@@ -195,7 +193,8 @@ static void write_seats(const Planned *plan, const Room *room, int64_t width, in
 static Planned planned(const BatchTree *tree, const int32_t *words, const TableSizes *sizes) {
     int64_t groups = sizes->groups;
     return (Planned){groups, sizes->segments, words, words + 2 * groups, words + 3 * groups, words + 4 * groups + 1,
-                     tree, of_nodes(tree, STOP), of_nodes(tree, SLOT), of_rows(tree, ROW_OF_RANK), NOT_SEVERAL};
+                     tree, of_nodes(tree, STOP), of_nodes(tree, SLOT), of_rows(tree, ROW_OF_RANK), of_requests(tree, SEAT), of_requests(tree, ABOVE),
+                     of_requests(tree, SHARED), NOT_SEVERAL};
 }
 
 /*
@@ -234,7 +233,7 @@ int64_t item_tables(const BatchTree *tree, const int32_t *words_of_plan, const R
     sort_by_key(order, spare, key, items.items);
     int64_t partials = count_partials(plan, &items, of_row, is_partial);
     for (int64_t i = 0; i < tree->rows; i++) merged += of_row[i] > 0;
-    for (int64_t i = 0; i < n; i++) claims += write_claims(tree, room, i, NULL);
+    for (int64_t i = 0; i < n; i++) claims += write_claims(plan, room, i, NULL);
     int several = tree->queries != NULL;
     const int64_t length[] = {items.items * OF_ITEM, entries * OF_ENTRY, items.items + 1, tree->rows, merged,
                               merged + 1, partials, OF_SEAT * width, claims * OF_CLAIM,

@@ -56,12 +56,11 @@ static void take_columns(Memory *memory, int32_t **columns, int64_t count, int64
 
 /*
  * Takes the requests of LiveBatch.table, [6, seats]. shares: whether they share what they are known to share.
- * of: their columns. queries: gets the rows of each. Returns the number of all rows.
+ * of: gets their columns.
  */
-static int64_t take_requests(const int32_t *batch, int64_t seats, int64_t shares, int32_t **of, int32_t *queries,
-                             Memory *memory) {
+static void take_requests(const int32_t *batch, int64_t seats, int64_t shares, int32_t **of, Memory *memory) {
     int32_t *number = TAKE(memory, int32_t, seats);
-    int64_t n = 0, rows = 0;
+    int64_t n = 0;
     for (int64_t seat = 0; seat < seats; seat++) {
         number[seat] = -1;
         if (batch[B_ROW * seats + seat] < 0) continue;
@@ -74,10 +73,7 @@ static int64_t take_requests(const int32_t *batch, int64_t seats, int64_t shares
         of[ABOVE][i] = with < 0 ? -1 : number[with];
         of[SHARED][i] = shares ? batch[B_SHARED_TOKENS * seats + seat] : 0;
         of[LENGTH][i] = batch[B_TOKENS * seats + seat];
-        queries[i] = batch[B_ROWS * seats + seat];
-        rows += queries[i];
     }
-    return rows;
 }
 
 /* The tokens of a request that it may share: with several rows, none of those of the rows. */
@@ -110,19 +106,24 @@ static void share_no_rows(int64_t n, int32_t **of, const int32_t *queries, int64
     }
 }
 
-/* The rows of a request, and the spans of its last node: the first row sees the first span, and each the next one. */
-static int64_t add_rows(int64_t node, int64_t tokens, int64_t rank, int64_t row, int64_t queries, int32_t **rows,
-                        int32_t **spans, int64_t span) {
+/* Adds the rows of a request, whose last node has `tokens` tokens. */
+static void add_rows(int64_t node, int64_t tokens, int64_t rank, int64_t row, int64_t queries, int32_t **rows) {
+    for (int64_t k = 0; k < queries; k++) {
+        rows[ROW_NODE][row + k] = (int32_t)node;
+        rows[SEES][row + k] = (int32_t)(tokens - queries + 1 + k);
+        rows[ROW_OF_RANK][rank + k] = (int32_t)(row + k);
+    }
+}
+
+/* Adds the spans of that node: all rows see the first one, and one row less each further token. Returns their end. */
+static int64_t add_spans(int64_t node, int64_t tokens, int64_t rank, int64_t queries, int32_t **spans, int64_t span) {
     for (int64_t k = 0; k < queries; k++, span++) {
-        int64_t sees = tokens - queries + 1 + k;
+        int64_t end = tokens - queries + 1 + k;
         spans[NODE][span] = (int32_t)node;
-        spans[START][span] = k ? (int32_t)sees - 1 : 0;
-        spans[STOP][span] = (int32_t)sees;
+        spans[START][span] = k ? (int32_t)end - 1 : 0;
+        spans[STOP][span] = (int32_t)end;
         spans[RANK_LO][span] = (int32_t)(rank + k);
         spans[RANK_HI][span] = (int32_t)(rank + queries);
-        rows[ROW_NODE][row + k] = (int32_t)node;
-        rows[SEES][row + k] = (int32_t)sees;
-        rows[ROW_OF_RANK][rank + k] = (int32_t)(row + k);
     }
     return span;
 }
@@ -131,27 +132,27 @@ static int64_t add_rows(int64_t node, int64_t tokens, int64_t rank, int64_t row,
  * batch: LiveBatch.table, [6, seats], with `requests` requests of `all_rows` rows together. shares: whether requests
  * share what they are known to share.
  * made: room for the columns of rows, requests and of twice as many nodes; where some request has several rows, also
- * for those of spans, one for each of these nodes and one for each row. queries: gets the rows of each request.
+ * for those of spans, one for each of these nodes and one for each row. queries: the rows of each request; NULL for one.
  * facts: tokens of all nodes, the most nodes of a path, tokens of all paths, those that one row sees alone, and spans.
  * Returns the number of nodes, NO_MEMORY or TOO_LONG.
  */
 int64_t tree_by_request(const int32_t *batch, int64_t seats, int64_t requests, int64_t all_rows, int64_t page_size,
-                        int64_t shares, int32_t *made, int32_t *queries, int64_t *facts) {
-    int64_t n = requests, most_spans = 2 * n + all_rows;
+                        int64_t shares, const int32_t *queries, int32_t *made, int64_t *facts) {
+    int64_t n = requests, most_spans = queries ? 2 * n + all_rows : 0;
     Memory memory = {malloc((40 * n + 6 * all_rows + seats + 1024) * sizeof(int64_t)), 0};
     if (!memory.block) return NO_MEMORY;
     int32_t *rows[OF_ROW], *of[OF_REQUEST], *nodes[OF_NODE], *spans[OF_SPAN];
     take_columns(&memory, of, OF_REQUEST, n);
-    int several = take_requests(batch, seats, shares, of, queries, &memory) > n;
-    if (several) share_no_rows(n, of, queries, page_size, &memory);
+    take_requests(batch, seats, shares, of, &memory);
+    if (queries) share_no_rows(n, of, queries, page_size, &memory);
     Requests all = {n, TAKE(&memory, int64_t, n), TAKE(&memory, int64_t, n), TAKE(&memory, int64_t, n),
                     TAKE(&memory, int64_t, n), TAKE(&memory, int64_t, n + 1)};
     put_in_order(&all, of[ABOVE], of[SHARED], &memory);
     const int32_t *above = of[ABOVE], *shared = of[SHARED];
     int64_t *rank = TAKE(&memory, int64_t, n + 1), *first_row = TAKE(&memory, int64_t, n + 1), count = n;
     for (int64_t i = 0; i < n; i++) {
-        rank[i] = queries[all.order[i]];
-        first_row[i] = queries[i];
+        rank[i] = queries ? queries[all.order[i]] : 1;
+        first_row[i] = queries ? queries[i] : 1;
         for (int64_t c = all.first_child[i]; c < all.first_child[i + 1]; c++)
             count += c == all.first_child[i] || shared[all.children[c]] != shared[all.children[c - 1]];
     }
@@ -159,20 +160,20 @@ int64_t tree_by_request(const int32_t *batch, int64_t seats, int64_t requests, i
     to_offsets(first_row, n);
     take_columns(&memory, rows, OF_ROW, all_rows);
     take_columns(&memory, nodes, OF_NODE, count);
-    take_columns(&memory, spans, OF_SPAN, several ? most_spans : all_rows);
+    take_columns(&memory, spans, OF_SPAN, most_spans);
     int32_t *hung = TAKE(&memory, int32_t, n), *level = TAKE(&memory, int32_t, count);
     int64_t node = 0, span = 0, tokens = 0, levels = 0, of_paths = 0, alone = 0;
     for (int64_t p = 0; p < n; p++) {
         int64_t request = all.order[p], first = shared[request], c = all.first_child[request + 1];
-        int64_t behind = rank[p + 1], own = queries[request];
+        int64_t behind = rank[p + 1], own = behind - rank[p];
         int32_t parent = above[request] < 0 ? -1 : hung[request];
         for (int is_tail = 0; !is_tail; node++) {
             is_tail = c == all.first_child[request];
             int64_t end, rank_hi = behind;
             if (is_tail) {
                 end = at_least(of[LENGTH][request], first + 1);
-                int64_t at = several ? span : 0; /* of no use where each node is a span */
-                span = add_rows(node, end - first, rank[p], first_row[request], own, rows, spans, at);
+                add_rows(node, end - first, rank[p], first_row[request], own, rows);
+                if (queries) span = add_spans(node, end - first, rank[p], own, spans, span);
                 of_paths -= own * (own - 1) / 2; /* rows but the last do not see the last tokens */
                 alone += own > 1 ? 1 : end - first;
             } else { /* the sharers of the next tokens: of the last ones, the one that comes last */
@@ -192,7 +193,7 @@ int64_t tree_by_request(const int32_t *batch, int64_t seats, int64_t requests, i
             nodes[END][node] = is_tail ? 0 : (int32_t)end;
             nodes[PARENT][node] = parent;
             nodes[SLOT][node] = (int32_t)tokens;
-            if (several && !is_tail) {
+            if (queries && !is_tail) {
                 for (int64_t column = 0; column < OF_SPAN; column++) spans[column][span] = nodes[column][node];
                 span++;
             }
@@ -209,7 +210,7 @@ int64_t tree_by_request(const int32_t *batch, int64_t seats, int64_t requests, i
     copy_columns(made, of[0], OF_REQUEST, n);
     made += OF_REQUEST * n;
     copy_columns(made, nodes[0], OF_NODE, count);
-    if (several)
+    if (queries)
         for (int64_t i = 0; i < OF_SPAN; i++)
             memcpy(made + OF_NODE * count + i * span, spans[i], span * sizeof(int32_t));
     free(memory.block);
@@ -217,6 +218,6 @@ int64_t tree_by_request(const int32_t *batch, int64_t seats, int64_t requests, i
     facts[1] = levels;
     facts[2] = of_paths;
     facts[3] = alone;
-    facts[4] = several ? span : count;
+    facts[4] = queries ? span : count;
     return tokens > INT32_MAX ? TOO_LONG : count;
 }

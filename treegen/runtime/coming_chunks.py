@@ -51,8 +51,7 @@ class ComingChunks:
         self._prepared, self._chunks = now, chunks
 
     def ahead(self, batch: LiveBatch) -> LiveBatch:
-        """Returns a copy of the batch with the tokens that the next step will bring; the batch itself if none are known.
-        """
+        """Returns a copy of the batch with the chunks that the next step will bring; the batch itself without any."""
         known = self._prepared
         if known is None or known.shape[1] != len(batch.row):
             return batch
