@@ -168,9 +168,8 @@ def of_requests(
     slot[:] = slots[:-1]
     row_node = tail.take(place)
     of_rows = stacked(row_node, tokens.take(row_node), order)
-    by_request = stacked(seat, epoch, above, shared, length)
     known = {"unique_tokens": slots.item(-1)} | ({"levels": largest(counts)} if flat else {})
-    return of_columns(page_size, frozen(of_nodes), of_rows, by_request, known)
+    return of_columns(page_size, frozen(of_nodes), of_rows, stacked(seat, epoch, above, shared, length), known)
 
 
 def of_columns(

@@ -114,7 +114,7 @@ class Topology:
     def has_rows_inside(self) -> bool:
         """Whether rows of a node see different parts of it."""
         node = self.spans.node
-        return np.count_nonzero(node[1:] == node[:-1]) > 0
+        return bool(np.count_nonzero(node[1:] == node[:-1]))
 
     @property
     def nodes_in_preorder(self) -> Ints:

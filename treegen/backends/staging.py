@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -71,12 +72,12 @@ class _Buffer:
     def __init__(self, part: torch.Tensor, *, pinned: bool) -> None:
         self._kept = torch.empty(part.numel(), dtype=torch.int32, device="cpu", pin_memory=pinned)
         self.words: Ints = self._kept.numpy()
-        self._copied = torch.cuda.Event() if pinned else None
+        self._copied: Any = torch.cuda.Event() if pinned else None  # type: ignore[no-untyped-call]
 
     @property
     def is_free(self) -> bool:
         """Whether no copy from this memory is under way."""
-        return self._copied is None or self._copied.query()
+        return self._copied is None or bool(self._copied.query())
 
     def note_copy(self, device: torch.device) -> None:
         """Notes a copy on the device's current stream."""
