@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -13,10 +14,8 @@ from treegen.compiled.c_library import address_of
 from treegen.ir.arrays import Ints
 
 _TAKEN_AT_ONCE = 1 << 16
-"""The most bytes of ordinary memory that are copied without waiting.
-
-CUDA moves them to memory of its own before the call returns. On an H200 such a copy takes the host half the time of one
-from new pinned memory (88 and 184 us between other work).
+"""The most bytes of ordinary memory that are copied without waiting: CUDA moves them to memory of its own before the
+call returns. Such a copy needs no buffer that is kept until it is done.
 """
 
 
@@ -32,7 +31,7 @@ def staging_for(part: torch.Tensor, device: torch.device) -> torch.Tensor:
 class Upload:
     """Copies to one part of a device, again and again, none of which is waited for. Write `words`, then `send` them.
 
-    There are as many buffers as copies in flight at a time.
+    There are as many buffers as copies have been in flight at a time. They outlive the Upload until these are done.
 
     Args:
         part: A contiguous int32 tensor.
@@ -42,6 +41,7 @@ class Upload:
         self._part, self._at_once = part, _taken_at_once(part, part.device)
         self._buffers: list[_Buffer] = []
         self._next: _Buffer | None = None
+        weakref.finalize(self, _outlive, self._buffers).atexit = False
 
     def words(self) -> Ints:
         """Returns memory of the part's size to write to, which no copy reads."""
@@ -83,6 +83,14 @@ class _Buffer:
         """Notes a copy on the device's current stream."""
         if self._copied is not None:
             self._copied.record(torch.cuda.current_stream(device))
+
+
+_UNDER_WAY: list[_Buffer] = []  # the buffers of copies whose Upload is gone
+
+
+def _outlive(buffers: list[_Buffer]) -> None:
+    """Keeps the buffers whose copies are under way, as PyTorch does not know that the driver reads them."""
+    _UNDER_WAY[:] = [buffer for buffer in (*_UNDER_WAY, *buffers) if not buffer.is_free]
 
 
 def copy_words(part: torch.Tensor, words: Ints) -> None:

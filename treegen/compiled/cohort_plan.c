@@ -124,7 +124,7 @@ static int64_t part_segments(const Groups *groups, const BatchTree *tree, const 
 /*
  * Nodes of the tree are numbered in depth-first order. The spans of each are neighbours, and see the same last row.
  * made: room for `room` words; it gets the columns row_lo, row_hi and group_rows of all groups, segment_indptr, and the
- * five columns of segments. sizes: gets `groups`, `segments` and `widest`.
+ * five columns of segments. sizes: gets `groups`, `segments`, `widest` and `tokens`.
  * Returns the words that the plan needs, also if there is no room for them; NO_MEMORY; or 0 for what it does not plan:
  * too many parts, and shares out of range.
  */

@@ -193,8 +193,8 @@ static void write_seats(const Planned *plan, const Room *room, int64_t width, in
 static Planned planned(const BatchTree *tree, const int32_t *words, const TableSizes *sizes) {
     int64_t groups = sizes->groups;
     return (Planned){groups, sizes->segments, words, words + 2 * groups, words + 3 * groups, words + 4 * groups + 1,
-                     tree, of_nodes(tree, STOP), of_nodes(tree, SLOT), of_rows(tree, ROW_OF_RANK), of_requests(tree, SEAT), of_requests(tree, ABOVE),
-                     of_requests(tree, SHARED), NOT_SEVERAL};
+                     tree, of_nodes(tree, STOP), of_nodes(tree, SLOT), of_rows(tree, ROW_OF_RANK),
+                     of_requests(tree, SEAT), of_requests(tree, ABOVE), of_requests(tree, SHARED), NOT_SEVERAL};
 }
 
 /*

@@ -60,7 +60,7 @@ int64_t late_facts(const Planned *plan, const int32_t *table, int64_t *facts) {
 
 /*
  * Counts how requests have grown, as RequestGrowth of treegen.runtime.lateness: those that are too short or too long,
- * the most tokens that one has gained, and the requests that have gained `least` tokens and a quarter
+ * or soon will be, the most tokens that one has gained, and the requests that have gained `least` tokens and a quarter
  * of what was their own.
  */
 int64_t growth(const Planned *plan, const int32_t *table, int64_t short_by, int64_t least, int64_t *facts) {
@@ -70,9 +70,11 @@ int64_t growth(const Planned *plan, const int32_t *table, int64_t short_by, int6
     for (int64_t seat = 0; seat < at_most(plan->seats, plan->then_seats); seat++) {
         int64_t tokens = of_batch(&batch, TOKENS, seat), then = at_plan(plan, TOKENS, seat);
         int64_t own = then - of_batch(&batch, SHARED_TOKENS, seat);
+        int64_t rows = of_batch(&batch, ROWS, seat), most_tokens = field(plan, MOST, seat);
         if (!line(plan, PLANNED)[seat]) continue;
-        misfits += tokens + short_by <= field(plan, LEAST, seat) || tokens > field(plan, MOST, seat);
-        if (of_batch(&batch, ROWS, seat) > 1) continue;
+        int64_t coming = rows > 1 && rows <= most_tokens - then ? rows : 0; /* that another plan has room for */
+        misfits += tokens + short_by <= field(plan, LEAST, seat) || tokens + coming > most_tokens;
+        if (rows > 1) continue;
         int64_t grown = tokens - (line(plan, IS_OTHER)[seat] ? at_least(line(plan, BEGUN_TOKENS)[seat], then) : then);
         most = at_least(most, grown);
         many += grown >= at_least(least, own / 4);

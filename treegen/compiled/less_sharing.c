@@ -19,7 +19,8 @@ static void mark_small(const BatchTree *tree, int64_t most, char *is_small, Memo
 
 /*
  * Changes what requests share in a copy of LiveBatch.table, of `seats` seats: less, so that at most `most` tokens are
- * read in addition. tree: of the batch as it is. Returns the number of these tokens, or NO_MEMORY.
+ * read in addition. tree: of the batch as it is, in which each request has one row. Returns the number of these tokens,
+ * or NO_MEMORY.
  */
 int64_t share_less(const BatchTree *tree, int64_t most, int32_t *table, int64_t seats) {
     Memory memory = {malloc((3 * tree->nodes + tree->requests) * sizeof(int64_t) + tree->nodes + 8), 0};

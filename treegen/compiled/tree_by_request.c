@@ -131,8 +131,9 @@ static int64_t add_spans(int64_t node, int64_t tokens, int64_t rank, int64_t que
 /*
  * batch: LiveBatch.table, [6, seats], with `requests` requests of `all_rows` rows together. shares: whether requests
  * share what they are known to share.
+ * queries: the rows of each request; NULL where each has one.
  * made: room for the columns of rows, requests and of twice as many nodes; where some request has several rows, also
- * for those of spans, one for each of these nodes and one for each row. queries: the rows of each request; NULL for one.
+ * for those of spans, one for each of these nodes and one for each row.
  * facts: tokens of all nodes, the most nodes of a path, tokens of all paths, those that one row sees alone, and spans.
  * Returns the number of nodes, NO_MEMORY or TOO_LONG.
  */

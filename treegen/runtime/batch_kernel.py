@@ -145,8 +145,9 @@ class BatchKernel(ExplainedKernel):
             InputError, StrategyError: As of `update`.
         """
         new, moved = self.replanning.is_new(batch), self.replanning.has_moved(batch)
+        plans = new or ((moved or self.form.room.queries) and self.replanning.cannot_wait(batch))
         self.replanning.note_prepared(batch)
-        if new or ((moved or self.form.room.queries) and self.replanning.cannot_wait(batch)):
+        if plans:
             self._plan(batch, copy(batch), self._options.strategy)
             return True
         if moved:
@@ -155,6 +156,8 @@ class BatchKernel(ExplainedKernel):
 
     def refresh(self, batch: LiveBatch) -> bool:
         """Plans for later steps if that pays. Call it after the launches of a step, while the device works.
+
+        Not between `prepare` and the launches: a plan may be for the chunks of prompts that the step after will bring.
 
         A plan pays where requests ended, or outgrew the present plan, or where steps have lost more time than a plan
         takes, because requests are served alone or could share more. docs/batches.md lists the cases.

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from copy import copy
 
-import numpy as np
-
 from treegen.ir.arrays import Bools, Ints, largest
 from treegen.ir.live_batch import LiveBatch
 
@@ -24,10 +22,11 @@ _OF_CHUNKS = 1, 4, 5  # lines of LiveBatch.table: epoch, tokens and rows
 
 
 class ComingChunks:
-    """Predicts that a request with many query rows gets as many tokens in a step as it has rows.
+    """Predicts that a request with many query rows gets as many tokens in the next step as it has rows.
 
-    Only where that was so in the step before, or nothing is known of that, and only after a `prepare`: if the tokens
-    are others by now, the batch knows already what the next step brings.
+    Only where the step before was like that, and only for the batch of the last `prepare`: if it has other tokens by
+    now, it knows already what the next step brings. Only after the launches of that step: those of graphs are not seen,
+    so they count as launched where those of the step before were not seen either.
 
     Args:
         most_tokens: The most tokens of a request.
@@ -35,27 +34,36 @@ class ComingChunks:
 
     def __init__(self, most_tokens: int) -> None:
         self._most_tokens = most_tokens
-        self._prepared: Ints | None = None  # _OF_CHUNKS by seat; None without chunks
-        self._chunks: Bools = np.empty(0, np.bool_)
+        self._prepared: tuple[LiveBatch, Ints, Bools] | None = None
+        """The batch, its _OF_CHUNKS by seat, and where another chunk comes; None without chunks."""
+        self._launched = self._replays = False
+
+    def note_step(self) -> None:
+        """Notes that the prepared step was launched."""
+        self._launched = True
 
     def note_prepared(self, batch: LiveBatch) -> None:
         """Notes the batch of the step that is prepared."""
+        before, self._prepared = self._prepared, None
+        self._launched, self._replays = False, before is not None and not self._launched
         if largest(batch.rows) < LEAST_ROWS:
-            self._prepared = None
             return
-        before, now = self._prepared, batch.table.take(_OF_CHUNKS, 0)
-        chunks = now[2] >= LEAST_ROWS
-        if before is not None and before.shape == now.shape:
-            stays = (before[::2] == now[::2]).all(0)
-            chunks &= ~stays | (now[1] - before[1] == now[2])
-        self._prepared, self._chunks = now, chunks
+        now = batch.table.take(_OF_CHUNKS, 0)
+        comes = now[2] >= LEAST_ROWS
+        if before is None or before[0] is not batch or before[1].shape != now.shape:
+            comes[:] = False
+        else:
+            comes &= (before[1][::2] == now[::2]).all(0) & (now[1] - before[1][1] == now[2])
+        self._prepared = batch, now, comes
 
     def ahead(self, batch: LiveBatch) -> LiveBatch:
         """Returns a copy of the batch with the chunks that the next step will bring; the batch itself without any."""
-        known = self._prepared
-        if known is None or known.shape[1] != len(batch.row):
+        if self._prepared is None or not (self._launched or self._replays):
             return batch
-        comes = self._chunks & (known == batch.table.take(_OF_CHUNKS, 0)).all(0)
+        prepared, known, comes = self._prepared
+        if prepared is not batch or known.shape[1] != len(batch.row):
+            return batch
+        comes = comes & (known == batch.table.take(_OF_CHUNKS, 0)).all(0)
         comes &= batch.tokens <= self._most_tokens - batch.rows
         seats = comes.nonzero()[0]
         if not len(seats):

@@ -57,7 +57,7 @@ class CompiledRequests:
 
     Args:
         made: The plan.
-        then: The batch at the plan, which stays as it is.
+        then: The batch as the plan was made for, which stays as it is.
         rates: The time that tokens take.
     """
 

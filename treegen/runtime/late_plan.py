@@ -31,7 +31,7 @@ class LatePlan:
     Args:
         made: The plan and its schedule.
         tree: The plan's tree.
-        then: The batch at the plan, which stays as it is.
+        then: The batch as the plan was made for, which stays as it is.
         room: The sizes of the kernel's tables.
         rates: The time that tokens take.
     """

@@ -58,9 +58,9 @@ class RequestGrowth(NamedTuple):
 
     A request with several query rows gains that number of tokens in a step, so only room counts for it.
 
-    misfits: those that lack LEAST_SHORT tokens of what the plan asks for, or have more than it has room for.
-    most: the most tokens that a request with one row has gained. many: the requests with one row that have gained
-    LEAST_GROWN tokens, and a quarter of their own.
+    misfits: those that lack LEAST_SHORT tokens of what the plan asks for, or have more than it has room for. One with
+    several rows is a misfit a step before, if the next plan would hold it. most: the most tokens that a request with
+    one row has gained. many: the requests with one row that have gained LEAST_GROWN tokens, and a quarter of their own.
     """
 
     misfits: int
@@ -99,7 +99,7 @@ class PlannedTokens(NamedTuple):
 
     @classmethod
     def of(cls, then: LiveBatch) -> PlannedTokens:
-        """Returns them. then: the batch at the plan."""
+        """Returns them. then: the batch as the plan was made for."""
         shared, sharing = then.shared_tokens.copy(), (then.shared_with >= 0).nonzero()[0]
         np.maximum.at(shared, then.shared_with.take(sharing), then.shared_tokens.take(sharing))
         return cls(then.tokens, shared)
@@ -110,7 +110,7 @@ class LateRequests(PlannedRequests):
 
     Args:
         made: The plan's schedule.
-        then: The batch at the plan.
+        then: The batch as the plan was made for.
         rates: The time that tokens take.
     """
 
@@ -164,8 +164,9 @@ class LateRequests(PlannedRequests):
         then, made, others = self._then.tokens, self.made, served.others
         planned = self.planned(batch, served, ignores_lengths=True)
         known = len(made.least)
-        tokens = batch.tokens[:known].astype(np.int64)
-        misfits = ((tokens + LEAST_SHORT <= made.least) | (tokens > made.most)) & planned[:known]
+        tokens, rows, before = (each[:known].astype(np.int64) for each in (batch.tokens, batch.rows, then))
+        coming = rows * ((rows > 1) & (rows <= made.most - before))  # that another plan has room for
+        misfits = ((tokens + LEAST_SHORT <= made.least) | (tokens + coming > made.most)) & planned[:known]
         counts = planned & (batch.rows == 1)
         grown = (batch.tokens - then) * counts
         if len(others):

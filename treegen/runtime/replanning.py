@@ -14,6 +14,8 @@ from copy import copy
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
 from treegen.compiled.batch_tree import BatchTree
 from treegen.cost.token_rates import TokenRates
 from treegen.ir.arrays import Ints
@@ -49,7 +51,7 @@ _USUAL_LAYERS, _MOST_LAYERS = 32, 256
 
 
 class _PlannedBatch(NamedTuple):
-    """A batch at its last plan: its counter of changes, and the number and tokens of requests."""
+    """A batch at its last plan: its counter of changes, the number of requests, and the tokens that it was made for."""
 
     batch: LiveBatch
     changes: int
@@ -85,6 +87,7 @@ class Replanning:
         self._room, self._rates = room, rates
         self._coming = ComingChunks(most_tokens)
         self._ahead: LiveBatch | None = None  # the batch of the next step, where chunks of prompts come
+        self._tokens: Ints | None = None  # of the batch when it was planned ahead, until the next step is prepared
         self._seen: _PlannedBatch | None = None
         self._seated: tuple[LiveBatch, int] | None = None  # whose seats the kernel took, and the batch's counter then
         self._late_plan: LatePlan | None = None
@@ -99,7 +102,9 @@ class Replanning:
         self._sharing = SteadySharing()
 
     def note_plan(self, batch: LiveBatch, then: LiveBatch, planned: BatchPlan) -> None:
-        """Notes a new plan of a batch. then: a copy of the batch, which stays as it was for the plan."""
+        """Notes a new plan of a batch. then: a copy of the batch, which stays as the plan was made for."""
+        is_ahead = self._room.queries and np.count_nonzero(then.tokens != batch.tokens)
+        self._tokens = batch.tokens.copy() if is_ahead else None
         self.plans, self._late_us, self._steps = self.plans + 1, 0.0, 0
         before = self._lives[1] if self._seen is not None and self._seen.batch is batch else _AloneShare()
         self._lives, self._free_share = (before, _AloneShare()), planned.free_share
@@ -117,6 +122,7 @@ class Replanning:
     def note_step(self) -> None:
         """Notes the beginning of a step."""
         self._last_calls, self.calls = self.calls or self._last_calls, 0
+        self._coming.note_step()
 
     @property
     def layers(self) -> int:
@@ -136,6 +142,7 @@ class Replanning:
 
     def note_prepared(self, batch: LiveBatch) -> None:
         """Notes the batch of the step that is prepared."""
+        self._tokens = None
         if self._room.queries and not self._room.chunk:
             self._coming.note_prepared(batch)
 
@@ -145,7 +152,7 @@ class Replanning:
 
     def cannot_wait(self, batch: LiveBatch) -> bool:
         """Says whether serving requests alone would cost the layers of this step more than a plan."""
-        most_us = _BEFORE_STEP_US / self.layers
+        most_us = (_BEFORE_STEP_US if self._tokens is None else _LOST_US) / self.layers
         if self._late_plan is not None:
             if self._room.queries:
                 self._served = None  # chunks of prompts, which grow fast, may have outgrown the plan
@@ -156,6 +163,9 @@ class Replanning:
 
     def note_lateness(self, batch: LiveBatch) -> None:
         """Notes what this step loses because the present plan is late."""
+        self._ahead = None
+        if self._waits(batch):
+            return
         late_us = share = 0.0
         if self._knows(batch) and self._may_lose(batch):
             cost = self._late_cost(batch)
@@ -171,9 +181,18 @@ class Replanning:
         ahead = self._coming.ahead(batch)
         self._ahead = None if ahead is batch else ahead
 
+    def _waits(self, batch: LiveBatch) -> bool:
+        """Says whether the present plan is for chunks of prompts that the batch has not got yet."""
+        seen, tokens = self._seen, self._tokens
+        if tokens is None or seen is None or seen.batch is not batch or seen.changes != batch.changes:
+            return False
+        return np.array_equal(tokens, batch.tokens)
+
     def pays(self, batch: LiveBatch) -> bool:
         """Says whether to plan now, while the device works. See BatchKernel.refresh for the conditions."""
         seen = self._seen
+        if self._waits(batch):
+            return False
         return (
             seen is None
             or not self._knows(batch)
