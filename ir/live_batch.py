@@ -32,15 +32,16 @@ class LiveBatch:
     - `shared_with`, `shared_tokens`: the seat that the request shares its first tokens with, and their number; -1 and 0
       for none. The other seat shares fewer tokens itself, so it owns the last of them.
 
-    Two numbers count events. `changes` goes up when requests come, share other tokens or get another number of query
-    rows: a plan is then out of date. `moves` goes up when requests come, end, get other rows or get another number of
-    query rows. Growth changes neither number.
+    Two numbers count events. `changes` goes up when a request comes or moves, when what requests share changes, and
+    when requests get another number of query rows: the next plan may then be another one. The end of a request counts
+    only where others share its tokens. `moves` goes up when requests come, end, get other rows or pages, or get another
+    number of query rows: the kernel then has to take the seats. Growth changes neither number.
 
     Methods raise TreeError before anything changes, also for seats without a request and for arrays that do not match.
 
     Args:
         page_size: Tokens of a page.
-        max_seats: The number of seats at first. It doubles when all seats are taken.
+        max_seats: The seats to make room for at first, no limit. The number doubles when all seats are taken.
     """
 
     __slots__ = (

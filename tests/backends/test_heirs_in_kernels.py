@@ -56,7 +56,7 @@ def begin(server: Server, tokens: int, with_whom: int | None, shared: int) -> in
 def tell_planned(kernel: BatchKernel) -> None:
     """The host takes everybody for one who shares what the plan assumes."""
     assert kernel.planned is not None
-    table, epoch = kernel.program.seats.numpy().copy(), kernel.planned.schedule.epoch
+    table, epoch = kernel.program.running.numpy().copy(), kernel.planned.schedule.epoch
     known = len(epoch)
     table[1, :known] = np.where((table[0, :known] >= 0) & (epoch != NO_EPOCH), epoch, table[1, :known])
     kernel.program.seat(table)
@@ -112,7 +112,7 @@ def _read_from_heirs(case: Case, seed: int) -> int:
         lengths = server.write()
         kernel.step()
         step = check(kernel, server, case, lengths, positions=case.window >= 0)
-        common = kernel.program.seats[3].tolist()
+        common = kernel.program.running[3].tolist()
         planned = [seat for seat, state in enumerate(step.states) if state == PLANNED]
         served += sum(common[owner] > 0 for seat in planned for owner, *_ in made_for.claims_of(seat).tolist())
         served += sum(common[seat] > 0 for seat in planned)

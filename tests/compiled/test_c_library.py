@@ -100,7 +100,7 @@ def test_kernels_know_the_same_without_it(seed: int, monkeypatch: pytest.MonkeyP
     assert without.planned is not None
     check(with_it.planned.schedule, without.planned.schedule)
     check(with_it.planned.plan, without.planned.plan)
-    check(with_it.program.seats, without.program.seats)
+    check(with_it.program.running, without.program.running)
     assert with_it.choice == without.choice
     assert with_it.replanning.plans == without.replanning.plans
 
@@ -138,7 +138,7 @@ def test_a_batch_that_outgrows_its_seats_may_be_stopped_at_any_line() -> None:
         assert kernel.planned is not None
         known = PlannedRequests(kernel.planned.schedule)
         running = known.running(batch, known.inherit(batch))
-        assert kernel.program.seats[:, :8].tolist() == running.tolist()
+        assert kernel.program.running[:, :8].tolist() == running.tolist()
     assert lines > 10
 
 

@@ -43,7 +43,7 @@ def owners(kernel: BatchKernel, batch: LiveBatch) -> set[int]:
 
 def reading_row(kernel: BatchKernel, seat: int, end_page: int) -> int:
     """The row in which the kernel reads pages up to this one of the request that was planned in a seat."""
-    row, _, heir_row, common = kernel.program.seats[:, seat].tolist()
+    row, _, heir_row, common = kernel.program.running[:, seat].tolist()
     return int(heir_row if end_page <= common else row)
 
 
@@ -51,7 +51,7 @@ def is_served(kernel: BatchKernel, seat: int, alike: Callable[[int, int, int], b
     """Whether the kernel serves a seat by its plan, by what it was told. alike: whether a seat has the same first pages
     as the request in a row, and how many.
     """
-    made, (_, told, _, common) = schedule_of(kernel), kernel.program.seats.tolist()
+    made, (_, told, _, common) = schedule_of(kernel), kernel.program.running.tolist()
     if seat >= len(made.epoch) or not made.epoch[seat] == told[seat] != NO_EPOCH:
         return False
     claims = [(owner, end) for owner, _, end in made.claims_of(seat).tolist()]
@@ -221,4 +221,4 @@ def test_a_schedule_without_claims_has_no_heirs(seats: int) -> None:
     batch.finish(0)
     kernel.prepare(batch)
     assert alone(kernel, batch) == []
-    assert not kernel.program.seats[3].any()
+    assert not kernel.program.running[3].any()

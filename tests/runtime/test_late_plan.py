@@ -41,7 +41,7 @@ def test_a_request_is_served_without_a_plan_and_planned_behind_the_step() -> Non
 
 def seated(kernel: BatchKernel) -> list[int]:
     """The rows of seats that are taken."""
-    rows: list[int] = kernel.program.seats[0].tolist()
+    rows: list[int] = kernel.program.running[0].tolist()
     return [row for row in rows if row >= 0]
 
 

@@ -57,7 +57,7 @@ def test_a_request_in_the_seat_of_another_one_is_served_by_its_plan() -> None:
     assert late(kernel, batch) == 0
     assert kernel.planned is not None
     epochs = kernel.planned.schedule.epoch
-    assert kernel.program.seats[1, : len(epochs)].tolist() == epochs.tolist()
+    assert kernel.program.running[1, : len(epochs)].tolist() == epochs.tolist()
     assert not any(kernel.refresh(batch) for _ in range(100))
     batch.finish(apart[6])
     assert batch.add(3100, prompt, 2992) == apart[6]  # it would read the prompt by itself
@@ -98,7 +98,7 @@ def served_alone(kernel: BatchKernel, batch: LiveBatch) -> list[int]:
     """The seats whose epochs the kernel was told, and that its plan was not made for."""
     assert kernel.planned is not None
     planned = kernel.planned.schedule.epoch
-    told = kernel.program.seats[1, : len(planned)]
+    told = kernel.program.running[1, : len(planned)]
     seats = batch.seats
     return seats[told[seats] != planned[seats]].tolist()
 

@@ -16,7 +16,7 @@ def running(kernel: BatchKernel, server: Server) -> RunningRequests:
     assert kernel.planned is not None
     pages, seats, known = server.pages, NO_REQUEST.repeat(server.rows, 1), kernel.planned.schedule.epoch
     count = min(server.rows, len(server.batch.row))
-    seats[:, :count] = kernel.program.seats.numpy()[:, :count]
+    seats[:, :count] = kernel.program.running.numpy()[:, :count]
     assert seats[0, :count].tolist() == server.batch.row[:count].tolist()
     changed = ((seats[1, :count] != server.batch.epoch[:count]) & (seats[0, :count] >= 0)).nonzero()[0]
     assert seats[1, changed].tolist() == known[changed].tolist()

@@ -36,7 +36,7 @@ class RequestProgram:
     TritonProgram.bind, for these calls.
 
     form: the sizes and options that the program is made for. tables: the tables on the device, by their names in
-    RequestTables. seats: int32 `[RUNNING_FIELDS, seats]` on the device, the running requests.
+    RequestTables. running: int32 `[RUNNING_FIELDS, seats]` on the device, the running requests.
     """
 
     @for_kept_tensors()
@@ -46,10 +46,9 @@ class RequestProgram:
         self._places = self._words.places
         device = form.pages.table.device
         table = torch.zeros(self._places.words, dtype=torch.int32, device=device)
-        self._head = table[: self._places.copied]
-        self._running = table[self._places.running :][: len(RUNNING_FIELDS) * room.seats]
-        self.seats = self._running.view(-1, room.seats)
-        self._head_upload, self._seats_upload = Upload(self._head), Upload(self._running)
+        running = table[self._places.running :][: len(RUNNING_FIELDS) * room.seats]
+        self.running = running.view(-1, room.seats)
+        self._head_upload, self._running_upload = Upload(table[: self._places.copied]), Upload(running)
         at = {name: table[place:] for name, place in self._places._asdict().items() if name not in ("copied", "words")}
         unused = table
         items = ItemTables(
@@ -74,7 +73,7 @@ class RequestProgram:
         )  # fmt: skip
         self.bind = self._attention.bind
         self.tables, self._device = at, device
-        self._step = step_launches(form, at, self.seats, self._attention.capability)
+        self._step = step_launches(form, at, self.running, self._attention.capability)
         at["merge_rows"][: room.merges].fill_(SURPLUS_MERGE)  # so that nothing is merged before the first step
         self._bound: list[Any] | None = None
         self.load(None, NO_REQUESTS)
@@ -90,10 +89,10 @@ class RequestProgram:
         """Takes the running requests, `[RUNNING_FIELDS, seats]`."""
         room = self.form.room
         if requests.shape[1] == room.seats:
-            self._seats_upload.send_words(requests)
+            self._running_upload.send_words(requests)
             return
-        self._places.write_running(requests, room, self._seats_upload.words())
-        self._seats_upload.send()
+        self._places.write_running(requests, room, self._running_upload.words())
+        self._running_upload.send()
 
     def step(self) -> None:
         """Launches the step kernels."""

@@ -14,8 +14,8 @@ from treegen.compiled.c_library import address_of
 from treegen.ir.arrays import Ints
 
 _TAKEN_AT_ONCE = 1 << 16
-"""The most bytes of ordinary memory that are copied without waiting: CUDA moves them to memory of its own before the
-call returns. Such a copy needs no buffer that is kept until it is done.
+"""The most bytes of pageable host memory from which a copy need not be waited for: CUDA has read them into a buffer of
+its own when the call returns. So the caller needs no buffer that is kept until the copy is done.
 """
 
 
@@ -29,12 +29,14 @@ def staging_for(part: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 class Upload:
-    """Copies to one part of a device, again and again, none of which is waited for. Write `words`, then `send` them.
+    """Copies from the host to one tensor on a device, again and again, none of which is waited for.
+
+    Write to what `words()` returns, then call `send`.
 
     There are as many buffers as copies have been in flight at a time. They outlive the Upload until these are done.
 
     Args:
-        part: A contiguous int32 tensor.
+        part: The tensor: contiguous int32, often a slice of a larger one.
     """
 
     def __init__(self, part: torch.Tensor) -> None:
@@ -121,5 +123,5 @@ def _driver_copy() -> Callable[[int, int, int, int], int] | None:
 
 
 def _taken_at_once(part: torch.Tensor, device: torch.device) -> bool:
-    """Tells whether a copy from ordinary memory has read it when the call returns, so that one buffer serves all."""
+    """Tells whether a copy from pageable memory has read it when the call returns, so that one buffer serves all."""
     return device.type != "cuda" or part.nbytes <= _TAKEN_AT_ONCE

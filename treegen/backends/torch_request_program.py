@@ -22,7 +22,7 @@ class TorchRequestProgram:
     @for_kept_tensors()
     def __init__(self, form: BatchForm) -> None:
         self._form = form
-        self._made, self.seats = no_plan(form.room), NO_REQUEST.repeat(form.room.seats, 1)
+        self._made, self.running = no_plan(form.room), NO_REQUEST.repeat(form.room.seats, 1)
         self._program: TorchProgram | None = None
         self.counters = torch.zeros(6, dtype=torch.int64, device="cpu")
         self.plan_age = torch.zeros(1, dtype=torch.int32, device="cpu")
@@ -39,7 +39,7 @@ class TorchRequestProgram:
         count = min(requests.shape[1], seats)
         taken = NO_REQUEST.repeat(seats, 1)
         taken[:, :count] = requests[:, :count]
-        self.seats = taken
+        self.running = taken
 
     @for_kept_tensors()
     def step(self) -> None:
@@ -47,7 +47,7 @@ class TorchRequestProgram:
         form = self._form
         pages, shape = form.pages, form.shape
         requests = RunningRequests(
-            self.seats, pages.lengths(), pages.of_rows(), pages.num_pages, form.most_tokens, shape.page_size,
+            self.running, pages.lengths(), pages.of_rows(), pages.num_pages, form.most_tokens, shape.page_size,
             pages.queries(), form.room.rows,
         )  # fmt: skip
         schedule, states = expanded(

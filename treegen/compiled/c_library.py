@@ -1,17 +1,17 @@
 """The C code of this folder, compiled with the machine's C compiler, which Triton needs as well.
 
-    tree_by_request.c   batch ──▶ tree       treegen.ir.tree.live_trees does the same
-    less_sharing.c      tree ──▶ batch       treegen.ir.tree.less_sharing
-    cohort_plan.c       tree ──▶ plan        treegen.strategies.cohort
-    context_cuts.c      parts of a plan      treegen.strategies.context_cuts
-    batch_walks.c       tree ──▶ cohorts     treegen.search.cohort_counts
-    batch_weights.c     cohorts ──▶ times    treegen.search.weigh
-    item_tables.c       plan ──▶ schedule    treegen.schedule.by_request, query_runs
-    item_entries.c      of its items         the same
-    batch_tables.c      both in one call
-    table_words.c       schedule ──▶ words   treegen.ir.request_tables
-    planned_seats.c     whom a plan serves   treegen.runtime.planned_requests
-    late_requests.c     what it costs later  treegen.runtime.lateness
+    tree_by_request.c   LiveBatch ──▶ tree by request     treegen.ir.tree.live_trees has the same results
+    less_sharing.c      tree ──▶ LiveBatch, less shared   treegen.ir.tree.less_sharing
+    cohort_plan.c       tree ──▶ plan                     treegen.strategies.cohort
+    context_cuts.c      where plans cut paths             treegen.strategies.context_cuts
+    batch_walks.c       tree ──▶ cohorts                  treegen.search.cohort_counts
+    batch_weights.c     cohorts ──▶ estimated times       treegen.search.weigh
+    item_tables.c       plan ──▶ tables of a schedule     treegen.schedule.by_request, query_runs
+    item_entries.c      the entries of its items          treegen.schedule.by_request, query_runs
+    batch_tables.c      cohort_plan and item_tables in one call
+    table_words.c       tables ──▶ words for the device   treegen.ir.request_tables
+    planned_seats.c     whom a plan serves                treegen.runtime.planned_requests
+    late_requests.c     what a late plan costs            treegen.runtime.lateness
 
 A serving engine plans beside a GPU that takes less than a millisecond for a step. NumPy takes 1 to 5 us for each of the
 hundreds of operations of a plan, however few requests there are. Both ways have the same results, which tests compare.

@@ -50,9 +50,10 @@ class BatchKernel(ExplainedKernel):
         out = kernel(q, k_cache, v_cache)     # once per layer
         kernel.refresh(batch)                 # while the device works: plans, if that pays
 
-    A plan claims that requests share pages. Each `step` checks these claims against the page table. A request is served
-    alone, through its own row of the page table, if one of its claims fails or the plan does not know it. Its results
-    are right in the same step; it only takes longer, until the next `update`. Growth needs no host work.
+    A plan relies on claims: statements of the batch that requests share pages. Each `step` checks them against the page
+    table. A request is served alone, through its own row of the page table, if one of the plan's claims about it fails,
+    or the plan does not know it. Its results are right in the same step; it only takes longer, until the next `update`.
+    Growth needs no host work.
 
     CUDA graphs: `step` and calls can be captured after one call outside of a capture. Replays use the latest `update`
     and `seat`, and the present page table and lengths. A call computes all rows of running requests, and leaves out and
@@ -112,7 +113,7 @@ class BatchKernel(ExplainedKernel):
         self._plan(batch, copy(batch), wanted)
 
     def _plan(self, batch: LiveBatch, then: LiveBatch, wanted: Strategy) -> None:
-        """Plans for a batch as it is, or as it will be: `then`, which stays as it is."""
+        """Plans for `then`, a copy of the batch that nobody changes: as it is, or as the next step will find it."""
         rows, replanning = check_batch(self.form, batch), self.replanning
         with phase("plan"):
             tree = replanning.steady(batch, BatchTree.of_batch(then, shared=shares()))
@@ -182,9 +183,10 @@ class BatchKernel(ExplainedKernel):
     def seat(self, batch: LiveBatch) -> None:
         """Takes the running requests and their rows, without a new plan.
 
-        Requests that came, moved or were forked since the last `update` are served alone. Those in seats that the plan
-        knows are served by it, if they are not much longer than planned and share what the plan assumes of the seat.
-        Others take over what it reads from ended requests. Takes some microseconds, and a copy that nobody waits for.
+        Requests that came, moved or were forked since the last `update` are served alone, unless the plan serves them:
+        in seats that it knows, if they are not much longer than planned and share what it assumes of the seat. Where an
+        owner has ended, the plan reads the shared pages from its heir. Takes some microseconds, and a copy that nobody
+        waits for.
 
         Args:
             batch: The running requests.

@@ -26,7 +26,7 @@ class LateCost(NamedTuple):
 
 
 class LatePlan:
-    """A plan that still serves a batch some steps after it was made.
+    """A plan, and what it costs a step that it still serves the batch after requests have come, grown or ended.
 
     Args:
         made: The plan and its schedule.
@@ -45,7 +45,7 @@ class LatePlan:
         self.requests, self._room, self._rates = requests_of(made, then, rates), room, rates
 
     def most_late_us(self, batch: LiveBatch, served: Served) -> float:
-        """Returns microseconds that `cost` does not exceed, in a fraction of its time; infinity where that is unknown.
+        """Returns an upper bound of `cost` in microseconds, faster than `cost` does; infinity where there is none.
 
         See LateTokens.
         """

@@ -41,7 +41,7 @@ class LateFacts(NamedTuple):
 
 
 class LateTokens(NamedTuple):
-    """Bounds of LateFacts, in a fraction of the time.
+    """Numbers from which the cost in LateFacts is bounded. They are counted in a fraction of the time.
 
     alone: the requests that may be alone. most: the tokens of the longest request. unused: tokens that requests share
     more than at the plan. longer: the most by which one is longer than the request whose place it has.

@@ -28,10 +28,10 @@ from treegen.runtime.planned_requests import ALONE_US, Served, running_requests
 from treegen.runtime.steady_sharing import SteadySharing
 
 _BEFORE_STEP_US = 4000.0
-"""Microseconds that a step has to lose by requests that are served alone, before it waits for a plan.
+"""Microseconds that a step has to lose by requests that are served alone before `prepare` makes a plan for it.
 
-Beside an H200 a plan takes 0.25 to 0.5 ms. With 800 no batch of a recorded server, on templates, of beams, with drafts
-or with chunks of prompts gains anything, and plans before a step hide that plans do not hold.
+Beside an H200 a plan takes 0.25 to 0.5 ms. With 800 in its place no measured batch became faster (a recorded server,
+templates, beams, drafts, chunks of prompts). Plans before a step would also hide plans that do not hold.
 """
 _FIXED_LAYER_US = 12.0
 """Microseconds that a layer takes beside the time to read its KV."""
@@ -79,8 +79,9 @@ class _AloneShare:
 class Replanning:
     """Compares a batch with its last plan, and decides when a new plan pays.
 
-    room: the room of the kernel's tables. rates: the time that tokens take. most_tokens: those of a request. plans:
-    plans so far. calls: calls since the last step began.
+    room: the room of the kernel's tables; its `chunk` is not 0 in batch-invariant mode, and its `queries` is true where
+    requests may have several query rows (`qo_indptr`). rates: the time that tokens take. most_tokens: the kernel's
+    `max_tokens`. plans: plans so far. calls: calls since the last step began.
     """
 
     def __init__(self, room: RequestRoom, rates: TokenRates, most_tokens: int) -> None:
@@ -151,7 +152,10 @@ class Replanning:
         return copy(batch if self._ahead is None else self._ahead)
 
     def cannot_wait(self, batch: LiveBatch) -> bool:
-        """Says whether serving requests alone would cost the layers of this step more than a plan."""
+        """Says whether this step would lose so much by requests that are served alone that it is to wait for a plan.
+
+        That is _BEFORE_STEP_US, or _LOST_US where the plan was made for chunks of prompts that did not come.
+        """
         most_us = (_BEFORE_STEP_US if self._tokens is None else _LOST_US) / self.layers
         if self._late_plan is not None:
             if self._room.queries:
@@ -247,7 +251,7 @@ class Replanning:
         return tree
 
     def _outgrows(self, batch: LiveBatch) -> bool:
-        """Says whether requests are too long or too short for the plan. Plans of chunks stay good for any lengths."""
+        """Says whether requests are too long or too short for the plan. Those of batch-invariant mode stay good."""
         if self._room.chunk:
             return False
         assert self._late_plan is not None
