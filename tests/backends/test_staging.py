@@ -35,17 +35,18 @@ def test_memory_is_kept_until_copies_are_done() -> None:
     part, large = torch.zeros(WORDS, dtype=torch.int32, device=DEVICE), torch.zeros(1 << 28, device=DEVICE)
 
     def copied(launches: int) -> torch.Tensor:
-        upload = Upload(part)
-        upload.words()[:] = 1
+        uploads = Upload(part), Upload(part)
         for _ in range(launches):
             large.add_(1)
-        upload.send()
+        for number, upload in enumerate(uploads):
+            upload.words()[:] = number
+            upload.send()
         return part.clone()
 
     copied(1)
     torch.cuda.synchronize()
     made = copied(200)
-    others = [torch.full((WORDS,), 9, dtype=torch.int32, pin_memory=True) for _ in range(3)]
+    others = [torch.full((WORDS,), 9, dtype=torch.int32, pin_memory=True) for _ in range(4)]
     torch.cuda.synchronize()
     assert made.unique().tolist() == [1]
-    assert len(others) == 3
+    assert len(others) == 4

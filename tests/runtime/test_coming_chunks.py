@@ -71,6 +71,35 @@ def test_a_chunk_that_did_not_come_is_planned_for_before_the_step() -> None:
     assert planned_tokens(kernel, chunk) == 1024
 
 
+def test_a_chunk_that_came_lets_short_requests_wait() -> None:
+    """They lose less than a step waits for."""
+    kernel, batch = kernel_for(40, 1 << 16, max_rows=4096), LiveBatch(page_size=16)
+    for _ in range(16):
+        batch.add(900)
+    chunk = batch.add(512, rows=512)
+    kernel.prepare(batch)
+    for _ in range(2):
+        batch.grow(512, [chunk])
+        assert not kernel.prepare(batch)
+        kernel.refresh(batch)
+    assert planned_tokens(kernel, chunk) == 2048
+    batch.grow(512, [chunk])
+    other = batch.add(500, rows=64)
+    assert not kernel.prepare(batch)
+    assert alone(kernel, batch) == [other]
+
+
+def test_refresh_sees_that_drafts_have_grown_without_prepare() -> None:
+    kernel, batch = kernel_for(2, 1 << 16, max_rows=4096), LiveBatch(page_size=16)
+    drafting = batch.add(1000, rows=16)
+    made = 0
+    for _ in range(60):
+        made += kernel.refresh(batch)
+        kernel.replanning.note_step()
+        batch.grow(16, [drafting])
+    assert made > 4
+
+
 def test_refresh_plans_once_for_a_chunk() -> None:
     kernel, batch, _ = begun(512, 1024)
     assert [kernel.refresh(batch) for _ in range(4)] == [True, False, False, False]

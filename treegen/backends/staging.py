@@ -33,7 +33,7 @@ class Upload:
 
     Write to what `words()` returns, then call `send`.
 
-    There are as many buffers as copies have been in flight at a time. They outlive the Upload until these are done.
+    There are as many buffers as copies have been in flight at a time. They outlive the Upload.
 
     Args:
         part: The tensor: contiguous int32, often a slice of a larger one.
@@ -43,7 +43,10 @@ class Upload:
         self._part, self._at_once = part, _taken_at_once(part, part.device)
         self._buffers: list[_Buffer] = []
         self._next: _Buffer | None = None
-        weakref.finalize(self, _outlive, self._buffers).atexit = False
+        weakref.finalize(self, _UNDER_WAY.extend, self._buffers).atexit = False
+        for buffer in list(_UNDER_WAY):
+            if buffer.is_free:
+                _UNDER_WAY.remove(buffer)
 
     def words(self) -> Ints:
         """Returns memory of the part's size to write to, which no copy reads."""
@@ -87,12 +90,8 @@ class _Buffer:
             self._copied.record(torch.cuda.current_stream(device))
 
 
-_UNDER_WAY: list[_Buffer] = []  # the buffers of copies whose Upload is gone
-
-
-def _outlive(buffers: list[_Buffer]) -> None:
-    """Keeps the buffers whose copies are under way, as PyTorch does not know that the driver reads them."""
-    _UNDER_WAY[:] = [buffer for buffer in (*_UNDER_WAY, *buffers) if not buffer.is_free]
+_UNDER_WAY: list[_Buffer] = []
+"""Buffers whose Upload is gone. PyTorch does not know that the driver may still read them."""
 
 
 def copy_words(part: torch.Tensor, words: Ints) -> None:

@@ -70,8 +70,9 @@ int64_t growth(const Planned *plan, const int32_t *table, int64_t short_by, int6
     for (int64_t seat = 0; seat < at_most(plan->seats, plan->then_seats); seat++) {
         int64_t tokens = of_batch(&batch, TOKENS, seat), then = at_plan(plan, TOKENS, seat);
         int64_t own = then - of_batch(&batch, SHARED_TOKENS, seat);
-        int64_t rows = of_batch(&batch, ROWS, seat), most_tokens = field(plan, MOST, seat);
-        if (!line(plan, PLANNED)[seat]) continue;
+        int64_t rows = of_batch(&batch, ROWS, seat);
+        if (!line(plan, PLANNED)[seat]) continue; /* only these are surely among the plan's seats */
+        int64_t most_tokens = field(plan, MOST, seat);
         int64_t coming = rows > 1 && rows <= most_tokens - then ? rows : 0; /* that another plan has room for */
         misfits += tokens + short_by <= field(plan, LEAST, seat) || tokens + coming > most_tokens;
         if (rows > 1) continue;

@@ -154,9 +154,9 @@ class Replanning:
     def cannot_wait(self, batch: LiveBatch) -> bool:
         """Says whether this step would lose so much by requests that are served alone that it is to wait for a plan.
 
-        That is _BEFORE_STEP_US, or _LOST_US where the plan was made for chunks of prompts that did not come.
+        That is _BEFORE_STEP_US, or _LOST_US where chunks of prompts that the plan was made for did not come.
         """
-        most_us = (_BEFORE_STEP_US if self._tokens is None else _LOST_US) / self.layers
+        most_us = (_LOST_US if self._lacks_chunks(batch) else _BEFORE_STEP_US) / self.layers
         if self._late_plan is not None:
             if self._room.queries:
                 self._served = None  # chunks of prompts, which grow fast, may have outgrown the plan
@@ -170,6 +170,8 @@ class Replanning:
         self._ahead = None
         if self._waits(batch):
             return
+        if self._room.queries:
+            self._served = None  # lengths count, and growth is no event
         late_us = share = 0.0
         if self._knows(batch) and self._may_lose(batch):
             cost = self._late_cost(batch)
@@ -191,6 +193,13 @@ class Replanning:
         if tokens is None or seen is None or seen.batch is not batch or seen.changes != batch.changes:
             return False
         return np.array_equal(tokens, batch.tokens)
+
+    def _lacks_chunks(self, batch: LiveBatch) -> bool:
+        """Says whether some chunks of prompts that the present plan was made for did not come."""
+        seen, tokens = self._seen, self._tokens
+        if tokens is None or seen is None or len(batch.tokens) != len(tokens):
+            return False
+        return bool(np.count_nonzero((seen.tokens != tokens) & (seen.tokens != batch.tokens)))
 
     def pays(self, batch: LiveBatch) -> bool:
         """Says whether to plan now, while the device works. See BatchKernel.refresh for the conditions."""
