@@ -12,9 +12,6 @@ from __future__ import annotations
 
 from copy import copy
 from dataclasses import dataclass
-from typing import NamedTuple
-
-import numpy as np
 
 from treegen.compiled.batch_tree import BatchTree
 from treegen.cost.token_rates import TokenRates
@@ -24,6 +21,7 @@ from treegen.ir.request_tables import RequestRoom
 from treegen.runtime.batch_plans import BatchPlan
 from treegen.runtime.coming_chunks import ComingChunks
 from treegen.runtime.late_plan import LateCost, LatePlan
+from treegen.runtime.planned_batch import PlannedBatch
 from treegen.runtime.planned_requests import ALONE_US, Served, running_requests
 from treegen.runtime.steady_sharing import SteadySharing
 
@@ -48,15 +46,6 @@ _MOST_FREE = 0.2
 """The most of the thread blocks that a plan leaves free for requests that are served alone."""
 _USUAL_LAYERS, _MOST_LAYERS = 32, 256
 """Layers of a step until calls have been counted, and the most layers that calls without a further step count as."""
-
-
-class _PlannedBatch(NamedTuple):
-    """A batch at its last plan: its counter of changes, the number of requests, and the tokens that it was made for."""
-
-    batch: LiveBatch
-    changes: int
-    requests: int
-    tokens: Ints
 
 
 @dataclass(slots=True)
@@ -88,8 +77,7 @@ class Replanning:
         self._room, self._rates = room, rates
         self._coming = ComingChunks(most_tokens)
         self._ahead: LiveBatch | None = None  # the batch of the next step, where chunks of prompts come
-        self._tokens: Ints | None = None  # of the batch when it was planned ahead, until the next step is prepared
-        self._seen: _PlannedBatch | None = None
+        self._seen: PlannedBatch | None = None
         self._seated: tuple[LiveBatch, int] | None = None  # whose seats the kernel took, and the batch's counter then
         self._late_plan: LatePlan | None = None
         self._served: tuple[tuple[int, int], Served] | None = None  # by the plan, with counters of the batch
@@ -104,13 +92,11 @@ class Replanning:
 
     def note_plan(self, batch: LiveBatch, then: LiveBatch, planned: BatchPlan) -> None:
         """Notes a new plan of a batch. then: a copy of the batch, which stays as the plan was made for."""
-        is_ahead = self._room.queries and np.count_nonzero(then.tokens != batch.tokens)
-        self._tokens = batch.tokens.copy() if is_ahead else None
         self.plans, self._late_us, self._steps = self.plans + 1, 0.0, 0
         before = self._lives[1] if self._seen is not None and self._seen.batch is batch else _AloneShare()
         self._lives, self._free_share = (before, _AloneShare()), planned.free_share
         self._late_plan = LatePlan(planned.tables, planned.tree, then, self._room, self._rates)
-        self._served, self._seen = None, _PlannedBatch(batch, then.changes, len(then), then.tokens)
+        self._served, self._seen = None, PlannedBatch.of(batch, then)
 
     def forget_plan(self) -> None:
         """Forgets the plan that was noted last, so that the next `prepare` or `refresh` makes another."""
@@ -143,7 +129,8 @@ class Replanning:
 
     def note_prepared(self, batch: LiveBatch) -> None:
         """Notes the batch of the step that is prepared."""
-        self._tokens = None
+        if self._seen is not None:
+            self._seen.before = None
         if self._room.queries and not self._room.chunk:
             self._coming.note_prepared(batch)
 
@@ -156,7 +143,8 @@ class Replanning:
 
         That is _BEFORE_STEP_US, or _LOST_US where chunks of prompts that the plan was made for did not come.
         """
-        most_us = (_LOST_US if self._lacks_chunks(batch) else _BEFORE_STEP_US) / self.layers
+        lacks_chunks = self._seen is not None and self._seen.lacks_chunks(batch)
+        most_us = (_LOST_US if lacks_chunks else _BEFORE_STEP_US) / self.layers
         if self._late_plan is not None:
             if self._room.queries:
                 self._served = None  # chunks of prompts, which grow fast, may have outgrown the plan
@@ -168,12 +156,12 @@ class Replanning:
     def note_lateness(self, batch: LiveBatch) -> None:
         """Notes what this step loses because the present plan is late."""
         self._ahead = None
-        if self._waits(batch):
+        if self._seen is not None and self._seen.waits(batch):
             return
         if self._room.queries:
             self._served = None  # lengths count, and growth is no event
         late_us = share = 0.0
-        if self._knows(batch) and self._may_lose(batch):
+        if self._seen is not None and self._seen.knows(batch) and self._may_lose(batch):
             cost = self._late_cost(batch)
             late_us = cost.late_us
             if cost.alone_tokens:
@@ -187,29 +175,13 @@ class Replanning:
         ahead = self._coming.ahead(batch)
         self._ahead = None if ahead is batch else ahead
 
-    def _waits(self, batch: LiveBatch) -> bool:
-        """Says whether the present plan is for chunks of prompts that the batch has not got yet."""
-        seen, tokens = self._seen, self._tokens
-        if tokens is None or seen is None or seen.batch is not batch or seen.changes != batch.changes:
-            return False
-        return np.array_equal(tokens, batch.tokens)
-
-    def _lacks_chunks(self, batch: LiveBatch) -> bool:
-        """Says whether some chunks of prompts that the present plan was made for did not come."""
-        seen, tokens = self._seen, self._tokens
-        if tokens is None or seen is None or len(batch.tokens) != len(tokens):
-            return False
-        return bool(np.count_nonzero((seen.tokens != tokens) & (seen.tokens != batch.tokens)))
-
     def pays(self, batch: LiveBatch) -> bool:
         """Says whether to plan now, while the device works. See BatchKernel.refresh for the conditions."""
         seen = self._seen
-        if self._waits(batch):
-            return False
-        return (
-            seen is None
-            or not self._knows(batch)
-            or 8 * len(batch) < 7 * seen.requests
+        if seen is None or not seen.knows(batch):
+            return True
+        return not seen.waits(batch) and (
+            8 * len(batch) < 7 * seen.requests
             or self._outgrows(batch)
             or (self._may_lose(batch) and self._saves_time(batch))
         )
@@ -221,11 +193,6 @@ class Replanning:
         if self._seen is None:
             return False
         return self._seen.changes != batch.changes or self._free_share > 0 or self._room.queries > 0
-
-    def _knows(self, batch: LiveBatch) -> bool:
-        """Says whether the present plan is of this batch, which has got no more seats since."""
-        seen = self._seen
-        return seen is not None and seen.batch is batch and len(batch.tokens) == len(seen.tokens)
 
     def _step_us(self, batch: LiveBatch) -> float:
         """Estimates the microseconds that the layers of a step take."""
