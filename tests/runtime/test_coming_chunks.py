@@ -106,7 +106,7 @@ def test_refresh_plans_once_for_a_chunk() -> None:
 
 
 def test_chunks_of_other_sizes_are_not_expected() -> None:
-    """As where a step has a budget of tokens, of which decoding requests take a part."""
+    """Chunks vary where a step has a token budget, and decoding requests take a share of it."""
     kernel, batch, chunk = begun(512, 1024)
     for rows in (511, 507, 512, 509):
         batch.set_rows(chunk, rows)

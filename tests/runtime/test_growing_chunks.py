@@ -36,7 +36,7 @@ def grow(batch: LiveBatch, chunk: int) -> None:
 
 @pytest.mark.parametrize(("rows", "waited"), [(512, 0), (2048, 0), (2100, 1), (4096, 1)])
 def test_refresh_plans_before_chunks_have_outgrown_the_plan(rows: int, waited: int) -> None:
-    """A plan has room for 2,048 tokens more; that chunks bring as many again is known from the second one on."""
+    """A plan has room for 2,048 more tokens. The kernel expects another chunk only after the second one."""
     kernel, batch, chunk = begun(rows)
     planned = 0
     for _ in range(6):

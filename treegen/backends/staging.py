@@ -29,11 +29,10 @@ def staging_for(part: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 class Upload:
-    """Copies from the host to one tensor on a device, again and again, none of which is waited for.
+    """Copies data from the host to one tensor on a device, any number of times, and never waits for a copy to finish.
 
-    Write to what `words()` returns, then call `send`.
-
-    There are as many buffers as copies have been in flight at a time. They outlive the Upload.
+    Write to what `words()` returns, then call `send`. A buffer is used again once its copy has finished. Buffers stay
+    when the Upload is gone, as copies may still read them.
 
     Args:
         part: The tensor: contiguous int32, often a slice of a larger one.

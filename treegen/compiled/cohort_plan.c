@@ -2,7 +2,7 @@
 #include "arrays.h"
 #include "batch_tables.h"
 
-enum { LO = RANK_LO, HI = RANK_HI }; /* lines of the table of spans, and of a plan's segments, as of nodes */
+enum { LO = RANK_LO, HI = RANK_HI }; /* lines of the tables of nodes, of spans, and of a plan's segments */
 
 /*
  * A plan: groups with the ranks lo:hi each, and segments of the tree, segment[indptr[g]:indptr[g + 1]] of each. A
@@ -18,11 +18,10 @@ typedef struct {
  * Finds the nodes at which paths are cut: the first of those that fewer than `shared` rows see. Returns their number.
  * fragment: for each node 1 + the number of the cut node that it is, or is below; 0 for none. base, end: ranks.
  */
-static int64_t cut_paths(const int32_t *spans, const int32_t *parent, int64_t nodes, int64_t shared, int64_t *fragment,
-                         int64_t *base, int64_t *end) {
-    const int32_t *lo = spans + LO * nodes, *hi = spans + HI * nodes;
+static int64_t cut_paths(const BatchTree *tree, int64_t shared, int64_t *fragment, int64_t *base, int64_t *end) {
+    const int32_t *parent = of_nodes(tree, PARENT), *lo = of_nodes(tree, LO), *hi = of_nodes(tree, HI);
     int64_t cuts = 0;
-    for (int64_t node = 0; node < nodes; node++) {
+    for (int64_t node = 0; node < tree->nodes; node++) {
         int64_t up = parent[node];
         fragment[node] = up < 0 ? 0 : fragment[up];
         if (shared && up >= 0 && hi[up] - lo[up] >= shared && hi[node] - lo[node] < shared) {
@@ -129,7 +128,7 @@ static int64_t part_segments(const Groups *groups, const BatchTree *tree, const 
  * too many parts, and shares out of range.
  */
 int64_t cohort_plan(const BatchTree *tree, const Policy *policy, int32_t *made, int64_t room, TableSizes *sizes) {
-    const int32_t *table = of_nodes(tree, NODE), *parent = of_nodes(tree, PARENT), *node = of_spans(tree, NODE);
+    const int32_t *node = of_spans(tree, NODE);
     int64_t nodes = tree->nodes, spans = tree->spans, rows = policy->rows;
     Memory memory = {malloc((5 * nodes + 2 * spans + 16) * sizeof(int64_t)), 0};
     if (!memory.block) return NO_MEMORY;
@@ -137,7 +136,7 @@ int64_t cohort_plan(const BatchTree *tree, const Policy *policy, int32_t *made, 
     int64_t *end = TAKE(&memory, int64_t, nodes + 1), *first = TAKE(&memory, int64_t, nodes + 2);
     base[0] = 0;
     end[0] = tree->rows;
-    int64_t fragments = 1 + cut_paths(table, parent, nodes, policy->split_shared_rows, fragment, base, end);
+    int64_t fragments = 1 + cut_paths(tree, policy->split_shared_rows, fragment, base, end);
     for (int64_t f = 0; f < fragments; f++) first[f] = divided_up(end[f] - base[f], rows);
     int64_t cohorts = to_offsets(first, fragments);
     int32_t *from = TAKE(&memory, int32_t, spans), *behind = TAKE(&memory, int32_t, spans);

@@ -3,7 +3,7 @@
 #include "batch_tables.h"
 #include "item_entries.h"
 
-/* Work items: rows begin:begin + rows of a group, and the entries that each has, from `first` on. */
+/* Work items: rows begin:begin + rows of a group, their tokens, the first KV slot, and the number of entries. */
 typedef struct {
     int64_t items;
     int64_t *group, *begin, *rows, *tokens, *slot, *entries;

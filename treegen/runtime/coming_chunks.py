@@ -1,4 +1,4 @@
-"""Chunks of prompts that the next step will bring: what a plan is to be made for while the device works.
+"""Predicts which prompts get another chunk in the next step, so that `refresh` can plan for it.
 
     step 7    prepare: a chunk ends at token 1024 ──▶ step ──▶ layers ──▶ refresh plans for 1536
     step 8    prepare: the next one at token 1536, as planned
@@ -14,19 +14,20 @@ from treegen.ir.arrays import Bools, Ints, largest
 from treegen.ir.live_batch import LiveBatch
 
 LEAST_ROWS = 64
-"""The least query rows of a request that are taken for the chunk of a prompt, after which another one comes.
+"""A request with at least this many query rows may be a prompt that is computed in chunks.
 
-Fewer may be drafts, of which some are refused. Requests then have fewer tokens than planned, and are served alone.
+Smaller numbers may be drafts. If some of these are rejected, the request has fewer tokens than planned, and is served
+alone.
 """
 _OF_CHUNKS = 1, 4, 5  # lines of LiveBatch.table: epoch, tokens and rows
 
 
 class ComingChunks:
-    """Predicts that a request with many query rows gets as many tokens in the next step as it has rows.
+    """Expects another chunk for each request that has just got one: as many tokens as it has query rows.
 
-    Only where the step before was like that, and only for the batch of the last `prepare`: if it has other tokens by
-    now, it knows already what the next step brings. Only after the launches of that step: those of graphs are not seen,
-    so they count as launched where those of the step before were not seen either.
+    The batch has to be as it was at the last `prepare`; if its tokens have changed since, the caller has already added
+    those of the next step. And that step has to be launched, as `refresh` may also be called before. Replays of graphs
+    cannot be seen, so a step counts as launched if the launch of the one before was not seen either.
 
     Args:
         most_tokens: The most tokens of a request.

@@ -146,20 +146,18 @@ class Replanning:
         lacks_chunks = self._seen is not None and self._seen.lacks_chunks(batch)
         most_us = (_LOST_US if lacks_chunks else _BEFORE_STEP_US) / self.layers
         if self._late_plan is not None:
-            if self._room.queries:
-                self._served = None  # chunks of prompts, which grow fast, may have outgrown the plan
+            self._look_at_lengths()
             served = self._served_by_plan(batch)
             if not self._room.queries and (not served.worse or self._late_plan.most_late_us(batch, served) <= most_us):
                 return False
         return self._late_cost(batch).late_us > most_us
 
     def note_lateness(self, batch: LiveBatch) -> None:
-        """Notes what this step loses because the present plan is late."""
+        """Notes what this step loses because the present plan is late, and which chunks the next step brings."""
         self._ahead = None
         if self._seen is not None and self._seen.waits(batch):
             return
-        if self._room.queries:
-            self._served = None  # lengths count, and growth is no event
+        self._look_at_lengths()
         late_us = share = 0.0
         if self._seen is not None and self._seen.knows(batch) and self._may_lose(batch):
             cost = self._late_cost(batch)
@@ -258,6 +256,11 @@ class Replanning:
         if self._served is None or self._served[0] != at:
             self._served, self._cost = (at, self._late_plan.requests.inherit(batch)), None
         return self._served[1]
+
+    def _look_at_lengths(self) -> None:
+        """Forgets whom the plan serves, where requests may have several rows: they grow fast, without an event."""
+        if self._room.queries:
+            self._served = None
 
     def _late_cost(self, batch: LiveBatch) -> LateCost:
         """Estimates the cost of serving the batch with the present plan."""
