@@ -7,7 +7,8 @@ plans are not copied, they include packing a plan for the copy. Batches have 64 
 to 100,000 tokens in pages of 16: groups of 8 that share half of their tokens, requests that share nothing, and requests
 that branch off one another.
 
-- plan: `BatchKernel.update` after one request ended and another one came; numpy: the same without the C code, in turns.
+- plan: `BatchKernel.update` after one request ended and another one came; numpy: the same without the C code. Both
+  lengths and both ways take turns, because a host's speed changes within a minute.
 - choose: a policy for a batch whose bucket is new to the kernel.
 - seat: of a request that is added, forked or finished: the call of LiveBatch, and `BatchKernel.seat`. prepare: of one
   that ended and one that came in its place. Both also without the C code.
@@ -24,7 +25,7 @@ import argparse
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -46,7 +47,7 @@ from treegen.search.batch_choices import BatchChoices
 from treegen.target.targets import target_from
 
 PAGE_SIZE, GROUP = 16, 8
-SIZES, LENGTHS = (64, 256, 1024, 4096), (1_000, 100_000)
+SIZES, LENGTHS, TURNS = (64, 256, 1024, 4096), (1_000, 100_000), 5
 ON_GPU = torch.cuda.is_available()
 
 
@@ -136,17 +137,23 @@ def without_c() -> Iterator[None]:
         yield
 
 
-def plan_us(kernel: BatchKernel, batch: Batch) -> tuple[float, float, float]:
-    """Returns the times of a plan, of one in NumPy, and of a choice for a bucket that is new."""
-    live, form = batch.live, kernel.form
-    in_c, in_numpy = [], []
-    for _ in range(5):
-        in_c.append(median_us(lambda: kernel.update(live), batch.replace, 20))
-        with without_c():
-            in_numpy.append(median_us(lambda: kernel.update(live), batch.replace, 20))
-    tree, h200 = BatchTree.of_batch(live), target_from("h200")
-    choose = median_us(lambda: BatchChoices(form.shape, h200, form.config, form.room.items).choose(tree))
-    return statistics.median(in_c), statistics.median(in_numpy), choose
+def plans_us(served: Sequence[tuple[BatchKernel, Batch]]) -> list[tuple[float, float, float]]:
+    """Returns for each batch the times of a plan, of one in NumPy, and of a choice for a bucket that is new."""
+    turns: list[list[tuple[float, float, float]]] = [[] for _ in served]
+    for _ in range(TURNS):
+        for times, (kernel, batch) in zip(turns, served, strict=True):
+            update = partial(kernel.update, batch.live)
+            in_c = median_us(update, batch.replace, 20)
+            with without_c():
+                in_numpy = median_us(update, batch.replace, 20)
+            times.append((in_c, in_numpy, choice_us(kernel, batch)))
+    return [tuple(map(statistics.median, zip(*times, strict=True))) for times in turns]
+
+
+def choice_us(kernel: BatchKernel, batch: Batch) -> float:
+    """Returns the time of a choice for a bucket that is new."""
+    form, tree, h200 = kernel.form, BatchTree.of_batch(batch.live), target_from("h200")
+    return median_us(lambda: BatchChoices(form.shape, h200, form.config, form.room.items).choose(tree), repeats=20)
 
 
 def seat_us(kernel: BatchKernel, batch: Batch) -> dict[str, float]:
@@ -223,9 +230,9 @@ def tables(shape: Shape, steps: int) -> Iterator[str]:
         cells: list[str] = []
         for kind in ("groups", "unshared", "branches"):
             found = []
-            for tokens in LENGTHS:
-                kernel, batch = kernel_of(shape, requests, tokens), Batch(kind, requests, tokens)
-                plan, numpy, choose = plan_us(kernel, batch)
+            served = [(kernel_of(shape, requests, tokens), Batch(kind, requests, tokens)) for tokens in LENGTHS]
+            times = plans_us(served)
+            for tokens, (kernel, batch), (plan, numpy, choose) in zip(LENGTHS, served, times, strict=True):
                 beside = flashinfer_us(shape, batch) if kind == "groups" else ""
                 found.append((f"{plan:.0f}", f"{numpy:.0f}", beside, f"{choose:.0f}"))
                 how = "" if kernel.choice is None else f", by {kernel.choice.strategy}"
