@@ -112,7 +112,8 @@ def _check_sizes(shape: Shape, pages: PageTable, max_tokens: int, max_rows: int 
         raise InputError("shape", shape, "is not a Shape", "give treegen.Shape(num_qo_heads, num_kv_heads, head_dim)")
     check_page_sizes([shape])
     if not isinstance(pages, PageTable):
-        raise InputError("pages", type(pages).__name__, "is not a PageTable", "give treegen.PageTable(table, seq_lens)")
+        fix = "give treegen.PageTable(table, seq_lens, num_pages)"
+        raise InputError("pages", type(pages).__name__, "is not a PageTable", fix)
     if pages.num_pages * shape.page_size > INT32_MAX:
         found = f"{pages.num_pages} pages of {shape.page_size}"
         raise InputError("pages.num_pages", found, "have KV slots beyond 2^31 - 1", "use several smaller caches")

@@ -43,8 +43,8 @@ class TreeAttentionWrapper(Copyable):
 
     **On the host.** Page tables on the host are planned there. So are, after a copy and with a PerformanceWarning, page
     tables on a GPU that cannot be served by request: with a page size that is not a power of two up to 128; with
-    `isolated`, `max_items` or `max_slots`; with a strategy whose plans need launches of their own; with buffers that
-    are not int32 on the device; and with tables above 1 GB.
+    `isolated`, `max_items` or `max_slots`; with a strategy whose plans need launches of their own, or
+    `batch_invariant`; with buffers that are not int32 on the device; and with tables above 1 GB.
 
     **CUDA graphs.** With `use_cuda_graph`, replays of a graph captured from `run` use the latest plan. The lengths of
     the three buffers, which are then needed, fix the batch size and the most pages of a batch; a page that several

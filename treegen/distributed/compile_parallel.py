@@ -86,7 +86,8 @@ def compile_batch(
         RankError: As of `compile`.
     """
     if not isinstance(pages, PageTable):
-        raise InputError("pages", type(pages).__name__, "is not a PageTable", "give treegen.PageTable(table, seq_lens)")
+        fix = "give treegen.PageTable(table, seq_lens, num_pages)"
+        raise InputError("pages", type(pages).__name__, "is not a PageTable", fix)
     _check_positions(positions, pages)
     max_tokens = plain_number(max_tokens)
     local = LocalOptions(shape, parallel, options, pages.table.device)

@@ -20,7 +20,7 @@ class Accounting:
     Attributes:
         device: Set it to wait for this device at the end of each part. The times are then the device's as well, and
             steps on a GPU take longer.
-        seconds: Seconds of each of PARTS.
+        seconds: Seconds by part: "attention", "model", "pages" and "control".
         steps: Steps of the model.
         rows: Tokens that it computed.
         preempted: How often a branch was preempted.

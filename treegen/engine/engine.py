@@ -72,8 +72,8 @@ class Engine:
             enough; with more, more branches run before some are preempted.
         page_size: Tokens of a page, a power of two up to 128; of each rank, where ranks divide tokens.
         max_branches: The most branches that run at a time.
-        max_rows: The most tokens of a step; by default CHUNK_ROWS, and CHUNK_ROWS_APART if deterministic or if ranks
-            divide tokens, and at least those of all branches with their drafts.
+        max_rows: The most tokens of a step; by default 2,048, or 512 if deterministic or if ranks divide tokens, and at
+            least those of all branches with their drafts.
         strategy: Who reads which KV together, as in `treegen.compile_batch`.
         deterministic: Whether the bits of attention depend on a branch's own tokens alone, by the batch-invariant mode
             of kernels, whatever other branches, pages, chunks of prompts and preemptions there are. Partial results

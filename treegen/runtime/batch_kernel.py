@@ -133,8 +133,8 @@ class BatchKernel(ExplainedKernel):
 
         Does nothing while requests of one query row only grow. Does what `seat` does where requests came, ended or
         moved: those that the plan does not know are served alone until `refresh` plans. Plans as `update` does where
-        there is no plan for this batch, or where serving requests alone would cost the layers of the step more time
-        than a plan, as where chunks of prompts have outgrown the plan.
+        there is no plan for this batch, or where the layers of the step would lose more than 4 ms because requests are
+        served alone. 0.3 ms are enough where chunks of prompts that the plan expects did not come.
 
         Args:
             batch: The running requests.
