@@ -232,9 +232,10 @@ class LiveBatch:
             rows: A mapping {seat: row}; seats that it leaves out keep their rows. Or an array with a row for every
                 seat; its entries for free seats are ignored.
         """
+        after = seat_checks.reordered_rows(rows, self.row, self.seats)
         self._free = FreeSeats(self.row)
-        self.row[:] = seat_checks.reordered_rows(rows, self.row, self.seats)
-        self.moves += 1
+        self.moves += 1  # first, so that kernels look at the rows if this is stopped
+        self.row[:] = after
 
     def grow(self, tokens: int | IntsLike = 1, seats: int | IntsLike | None = None) -> None:
         """Adds tokens to requests.
@@ -271,7 +272,8 @@ class LiveBatch:
         after[chosen] = seat_checks.one_for_each("tokens", tokens, len(chosen))
         for seat in too_short(self.shared_with, self.shared_tokens, after):
             kept = int(after[seat]) // self.page_size * self.page_size
-            self.changes += 1 + leave(self.shared_with, self.shared_tokens, seat, kept)
+            self.changes += 1
+            self.changes += leave(self.shared_with, self.shared_tokens, seat, kept)
         self._most = INT32_MAX
         self.tokens[:] = after
 
@@ -285,9 +287,9 @@ class LiveBatch:
         chosen = seat_checks.running_seats(seats, self.row)
         numbers = seat_checks.one_for_each("rows", rows, len(chosen), 1)
         if np.count_nonzero(numbers != self.rows.take(chosen)):
-            self.rows[chosen] = numbers
-            self.changes += 1
+            self.changes += 1  # first, as in reorder
             self.moves += 1
+            self.rows[chosen] = numbers
 
     def _claim(self, shared_with: int | None, shared_tokens: int, tokens: int, seat: int | None) -> tuple[int, int]:
         """Returns the owner and the number of a request's shared tokens, in whole pages; checks them."""

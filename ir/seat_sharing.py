@@ -64,10 +64,11 @@ def leave(shared_with: Ints, shared_tokens: Ints, seat: int, kept: int = 0) -> b
         sharers = sharers[shared_tokens[sharers] > kept]
     if len(sharers):
         heir = sharers[shared_tokens[sharers].argmax()]
-        shared_with[sharers] = heir
-        # A seat that keeps only what it shares itself owns no tokens, so the heir shares with the seat above it.
+        # A seat that keeps only what it shares itself owns no tokens, so the heir shares with the seat above it. The
+        # heir comes first: if this is stopped between both lines, there is no cycle, and the same call ends it.
         own = kept > shared
         shared_with[heir], shared_tokens[heir] = (seat, kept) if own else (above, shared)
+        shared_with[sharers[sharers != heir]] = heir
     if shared > kept:
         shared_with[seat], shared_tokens[seat] = owner_of(shared_with, shared_tokens, above, kept)
     return len(sharers) > 0

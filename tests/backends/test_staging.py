@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -27,6 +30,30 @@ def test_each_copy_has_what_was_written_for_it(words: int) -> None:
             sent[:] = -1
         copies.append(part.clone())
     assert [copy.unique().tolist() for copy in copies] == [[number] for number in range(1, 9)]
+
+
+def test_threads_may_make_uploads_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each looks for buffers that others have left, and finds the same ones."""
+    failed: list[threading.ExceptHookArgs] = []
+    monkeypatch.setattr(threading, "excepthook", failed.append)
+    interval = sys.getswitchinterval()
+
+    def work() -> None:
+        for number in range(1500):
+            upload = Upload(torch.zeros(4, dtype=torch.int32))
+            upload.words()[:] = number
+            upload.send()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    try:
+        sys.setswitchinterval(1e-6)
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not failed, failed[0].exc_value
 
 
 @needs_gpu

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,9 +16,11 @@ from support.batch_loops import (
     serve,
 )
 from treegen import LiveBatch, PageTable, Shape
-from treegen.ir.errors import StrategyError
+from treegen.backends.oracle import error
+from treegen.ir.errors import InputError, PlanError, StrategyError
 from treegen.strategies import cohort, query
 from treegen.strategies.registry import strategy_names
+from treegen.target.targets import target_from
 
 # An impossible page id makes items of the plan read any page; nothing that they compute is written then.
 pytestmark = pytest.mark.filterwarnings("ignore:All-NaN slice encountered:RuntimeWarning")
@@ -234,3 +237,56 @@ def test_the_workspace_follows_from_the_page_table() -> None:
         return treegen.compile_batch(shape, PageTable(table, lengths, 8), max_tokens=tokens).workspace_size()
 
     assert 0 < bytes_of(4, 100) < bytes_of(4, 10_000) < bytes_of(16, 10_000)
+
+
+def test_where_no_plan_has_room_requests_are_served_alone() -> None:
+    """One of them is far longer than max_tokens, which the device refuses."""
+    lengths = torch.tensor([90, 500, 50], dtype=torch.int32)
+    pages = PageTable(torch.arange(192, dtype=torch.int32).view(3, 64), lengths, 192)
+    shape = Shape(4, 2, 16, dtype="fp32", page_size=16)
+    kernel = treegen.compile_batch(
+        shape, pages, max_tokens=100, backend="torch", target=replace(target_from("h200"), sms=2)
+    )
+    batch = LiveBatch(16)
+    for tokens in (90, 500, 50):
+        batch.add(tokens)
+    q, (k_cache, v_cache) = torch.randn(3, 4, 16), torch.randn(2, 192, 16, 2, 16)
+    for call in (kernel.prepare, kernel.update, kernel.refresh):
+        with pytest.raises(PlanError, match="more tables than there is room for"):
+            call(batch)
+        kernel.step()
+        out = kernel(q, k_cache, v_cache)
+        assert not out[1].any()
+        for row in (0, 2):
+            length = int(lengths[row])
+            keys, values = (cache[pages.table[row].long()].flatten(0, 1)[:length] for cache in (k_cache, v_cache))
+            keys, values = (part.repeat_interleave(2, 1).double() for part in (keys, values))
+            weights = torch.einsum("hd,thd->ht", q[row].double(), keys).mul(0.25).softmax(-1)
+            assert error(out[row], torch.einsum("ht,thd->hd", weights, values)) < 1e-5
+    assert kernel.counters()["invalid"] == 3
+
+
+@pytest.mark.parametrize("call", ["prepare", "update", "seat", "refresh"])
+def test_odd_batches_are_refused(call: str) -> None:
+    lengths, offsets = torch.zeros(2, dtype=torch.int32), torch.zeros(3, dtype=torch.int32)
+    pages = PageTable(torch.zeros(2, 8, dtype=torch.int32), lengths, 16, qo_indptr=offsets)
+    shape = Shape(4, 2, 16, dtype="fp32", page_size=16)
+    kernel = treegen.compile_batch(
+        shape, pages, max_tokens=100, max_rows=8, backend="torch", target=replace(target_from("h200"), sms=2)
+    )
+    take, full = getattr(kernel, call), LiveBatch(16)
+    for other in (None, "batch", 3, [1]):
+        with pytest.raises(InputError, match="is not a LiveBatch"):
+            take(other)
+    for _ in range(2):
+        full.add(5, rows=2**31 - 1)
+    with pytest.raises(InputError, match="have more than max_rows, 8, query rows: 4294967294"):
+        take(full)
+    late = LiveBatch(16)
+    first = late.add(20)
+    late.add(20)
+    third = late.add(20)
+    late.finish(first)
+    late.reorder({third: 0})
+    with pytest.raises(InputError, match=r"2 requests, row 1, seat 2.*finish requests before others come"):
+        take(late)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -45,7 +46,8 @@ class Upload:
         weakref.finalize(self, _UNDER_WAY.extend, self._buffers).atexit = False
         for buffer in list(_UNDER_WAY):
             if buffer.is_free:
-                _UNDER_WAY.remove(buffer)
+                with suppress(ValueError):  # another thread has removed it
+                    _UNDER_WAY.remove(buffer)
 
     def words(self) -> Ints:
         """Returns memory of the part's size to write to, which no copy reads."""

@@ -49,7 +49,8 @@ def read_entries(
     """Returns where the page ids of each entry's request begin, its tokens `first:end` for the present length, and the
     rows `lo:hi` of the item that see them.
 
-    An entry that a single seat sees is empty if another request than planned is in it. read_rows: the seats of the
+    An entry that a single seat sees is empty if another request than planned is in it. Of a request that is longer than
+    its row of the page table, only the tokens in the table are read: others may share them. read_rows: the seats of the
     item's rows.
     """
     seat = tl.load(entry, mask=there, other=0)
@@ -66,7 +67,8 @@ def read_entries(
     planned_epoch = tl.load(known + seer * SEAT_WORDS, mask=there, other=0)
     used = planned_epoch == tl.load(seats + num_seats + seer, mask=there, other=0)
     used |= tl.load(read_rows + hi - 1, mask=there, other=0) != seer
-    length = tl.where((length <= room * P) & used, tl.minimum(length, most_tokens), 0)
+    length = tl.where(used, tl.minimum(length, most_tokens), 0)
+    length = tl.where((length + P - 1) // P <= room, length, room * P)
     if QUERIES:
         end = tl.where(end <= 0, tl.maximum(length + end, 0), tl.minimum(end, length))
         first = tl.where(first >= 0, first, tl.maximum(length + first, 0))  # a row's own token, in its window
@@ -83,16 +85,16 @@ def read_requests(
     num_seats, num_items, num_rows, batch_rows, table_stride, width, num_pages, max_tokens, window_left,
     N: tl.constexpr, P: tl.constexpr, B: tl.constexpr, S: tl.constexpr,
     TILE_WIDTH: tl.constexpr, RUN_WIDTH: tl.constexpr,
-    POSITIONS: tl.constexpr, WINDOWED: tl.constexpr, E: tl.constexpr, T: tl.constexpr, R: tl.constexpr,
-    PARTS: tl.constexpr, BLOCK: tl.constexpr, NAMED: tl.constexpr, RAGGED: tl.constexpr,
+    POSITIONS: tl.constexpr, WINDOWED: tl.constexpr, UNIT: tl.constexpr, E: tl.constexpr, T: tl.constexpr,
+    R: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr, NAMED: tl.constexpr, RAGGED: tl.constexpr,
     QUERIES: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Expands the plan's items, PARTS thread blocks for each, and checks the requests, one thread block for a seat.
 
     seats [RUNNING_FIELDS, seats]; queries [seats, QUERY_WORDS], row_number, merge_number: see
     treegen.ir.request_tables. seq_lens, table_rows [batch_rows] and indptr [batch_rows + 1]: see PageTable. items:
-    those of the plan. flags [3]: the last step in which a request was alone, the last step with an impossible page id,
-    length or number of query rows, and this step.
+    those of the plan. UNIT: items leave out the tokens before their windows by whole units. flags [3]: the last step in
+    which a request was alone, the last step with an impossible page id, length or number of query rows, and this step.
     """
     if DEPENDENT:
         tl.extra.cuda.gdc_launch_dependents()
@@ -131,7 +133,7 @@ def read_requests(
         )  # fmt: skip
         if WINDOWED:
             window_begin = begin_of_windows(length_r, lo, hi, window_left, R)
-            first += tl.maximum(window_begin - first, 0) // P * P
+            first += tl.maximum(window_begin - first, 0) // UNIT * UNIT
         new_tiles, new_runs = expand(
             table, tiles, packed_runs, tile0 + num_tiles, run0 + num_runs,
             begin, first, tl.maximum(end - first, 0), lo, hi, part, num_pages,

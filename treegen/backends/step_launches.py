@@ -106,6 +106,8 @@ def _read(common: _Common) -> KernelLaunch:
 
     form, room = common.form, common.form.room
     parts = _EXPAND_PARTS if room.items <= _MANY_ITEMS else 1
+    page = form.shape.page_size
+    unit = max(form.config.tokens, page) if room.chunk else page  # so that tokens of chunks stay in their tiles
     tables = common.of_tables(
         "planned", "entries", "entry_indptr", "read_rows", "seats", "claims", "queries", "row_number", "merge_number",
         "rows", "merge_rows", "positions", "tiles", "packed_runs", "states", "counters", "flags",
@@ -113,7 +115,8 @@ def _read(common: _Common) -> KernelLaunch:
     arguments = (
         *common.pages, *tables,
         room.seats, room.items, room.rows, *common.bounds, form.most_tokens, form.window_left,
-        *common.sizes, _ENTRIES, _TILES, max(16, _rows_of_item(form)), parts, CHECKED, *common.kinds, common.dependent,
+        *common.sizes, unit, _ENTRIES, _TILES, max(16, _rows_of_item(form)), parts, CHECKED, *common.kinds,
+        common.dependent,
     )  # fmt: skip
     return KernelLaunch(read_requests, (room.items * parts + room.seats,), arguments, {"num_warps": _WARPS})
 

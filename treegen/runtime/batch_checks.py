@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from treegen.backends import check_inputs
@@ -69,15 +70,17 @@ def check_batch(form: BatchForm, batch: LiveBatch) -> int:
         raise InputError("batch.page_size", batch.page_size, reason, "give both the same")
     most, seats = largest(batch.row), form.room.seats
     if most >= seats or (len(batch.row) > seats and largest(batch.row[seats:]) >= 0):
-        found, reason = f"{len(batch)} requests, row {most}", f"the page table has {seats} lengths"
-        raise InputError("batch", found, reason, "make a kernel for more")
+        found = f"{len(batch)} requests, row {most}, seat {largest(batch.seats)}"
+        reason = f"the page table has {seats} lengths, and the kernel as many seats"
+        fix = "finish requests before others come in their place, or make a kernel for more"
+        raise InputError("batch", found, reason, fix)
     if form.pages.qo_indptr is None:
         if (rows := largest(batch.rows)) > 1:
             seat = int(batch.rows.argmax())
             fix = "give PageTable a qo_indptr, or each request one row"
             raise InputError(f"batch.rows[{seat}]", rows, "needs to know where the request's rows are in q", fix)
         return most + 1
-    total = int(batch.rows.dot(batch.row >= 0))
+    total = int(batch.rows.dot((batch.row >= 0).astype(np.int64)))
     if total > form.room.rows:
         reason = f"have more than max_rows, {form.room.rows}, query rows: {total}"
         raise InputError("batch", f"{len(batch)} requests", reason, "make a kernel for more")

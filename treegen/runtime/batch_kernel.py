@@ -17,7 +17,7 @@ from treegen.backends.torch_request_program import TorchRequestProgram
 from treegen.compiled.batch_tree import BatchTree
 from treegen.cost.token_rates import TokenRates
 from treegen.environment import shares
-from treegen.ir.errors import InputError
+from treegen.ir.errors import InputError, PlanError
 from treegen.ir.live_batch import LiveBatch
 from treegen.ir.plan import Plan
 from treegen.ir.request_tables import RequestTables
@@ -108,6 +108,8 @@ class BatchKernel(ExplainedKernel):
             InputError: The batch has more requests than the page table has lengths, more query rows than `max_rows`, or
                 pages of another size. The kernel keeps its plan.
             StrategyError: The strategy makes plans that this kernel cannot use, or the kernel is batch-invariant.
+            PlanError: No plan has room, as where a request is far longer than `max_tokens`. The kernel keeps its plan,
+                and takes the running requests as `seat` does.
         """
         wanted = self._options.strategy if strategy is None else chosen_strategy(strategy, self.form)
         self._plan(batch, copy(batch), wanted)
@@ -118,7 +120,11 @@ class BatchKernel(ExplainedKernel):
         with phase("plan"):
             tree = replanning.steady(batch, BatchTree.of_batch(then, shared=shares()))
             free_share = replanning.free_share(batch)
-            planned = plan_batch(tree, self._target, wanted, self.choices, self.form, free_share)
+            try:
+                planned = plan_batch(tree, self._target, wanted, self.choices, self.form, free_share)
+            except PlanError:
+                self.seat(batch)  # so that the next step serves these requests
+                raise
         try:
             replanning.note_plan(batch, then, planned)
             self.program.load(planned.tables, replanning.running(batch))
@@ -143,9 +149,11 @@ class BatchKernel(ExplainedKernel):
             Whether it made a plan.
 
         Raises:
-            InputError, StrategyError: As of `update`.
+            InputError, StrategyError, PlanError: As of `update`.
         """
         new, moved = self.replanning.is_new(batch), self.replanning.has_moved(batch)
+        if new:
+            check_batch(self.form, batch)
         plans = new or ((moved or self.form.room.queries) and self.replanning.cannot_wait(batch))
         self.replanning.note_prepared(batch)
         if plans:
@@ -170,7 +178,7 @@ class BatchKernel(ExplainedKernel):
             Whether a plan was made, for the next `step` on. Else it takes the seats, if requests came, ended or moved.
 
         Raises:
-            InputError, StrategyError: As of `update`.
+            InputError, StrategyError, PlanError: As of `update`.
         """
         self.replanning.note_lateness(batch)
         if self.replanning.pays(batch):
