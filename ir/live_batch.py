@@ -287,8 +287,7 @@ class LiveBatch:
         chosen = seat_checks.running_seats(seats, self.row)
         numbers = seat_checks.one_for_each("rows", rows, len(chosen), 1)
         if np.count_nonzero(numbers != self.rows.take(chosen)):
-            self.changes += 1  # first, as in reorder
-            self.moves += 1
+            self.changes, self.moves = self.changes + 1, self.moves + 1  # first, as in reorder
             self.rows[chosen] = numbers
 
     def _claim(self, shared_with: int | None, shared_tokens: int, tokens: int, seat: int | None) -> tuple[int, int]:
