@@ -71,7 +71,7 @@ def check_batch(form: BatchForm, batch: LiveBatch) -> int:
     most, seats = largest(batch.row), form.room.seats
     if most >= seats or (len(batch.row) > seats and largest(batch.row[seats:]) >= 0):
         found = f"{len(batch)} requests, row {most}, seat {largest(batch.seats)}"
-        reason = f"the page table has {seats} lengths, and the kernel as many seats"
+        reason = f"the page table has {seats} lengths, so the kernel has {seats} seats"
         fix = "finish requests before others come in their place, or make a kernel for more"
         raise InputError("batch", found, reason, fix)
     if form.pages.qo_indptr is None:

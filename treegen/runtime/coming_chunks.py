@@ -23,7 +23,7 @@ _OF_CHUNKS = 1, 4, 5  # lines of LiveBatch.table: epoch, tokens and rows
 
 
 class ComingChunks:
-    """Expects another chunk for each request that has just got one: as many tokens as it has query rows.
+    """Says which requests will get a further chunk of their prompts: those that have just got one of the same size.
 
     The batch has to be as it was at the last `prepare`; if its tokens have changed since, the caller has already added
     those of the next step. And that step has to be launched, as `refresh` may also be called before. Replays of graphs
