@@ -255,7 +255,6 @@ class RequestBatches:
                 kernel.update(self._live)
             except (PlanError, StrategyError) as cause:
                 warn(PerformanceWarning, f"the previous plan stays in use: {cause}")
-                kernel.seat(self._live)
             else:
                 self._planned = self._known()
         elif changed:

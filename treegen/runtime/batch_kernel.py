@@ -17,7 +17,7 @@ from treegen.backends.torch_request_program import TorchRequestProgram
 from treegen.compiled.batch_tree import BatchTree
 from treegen.cost.token_rates import TokenRates
 from treegen.environment import shares
-from treegen.ir.errors import InputError, PlanError
+from treegen.ir.errors import InputError, PlanError, StrategyError
 from treegen.ir.live_batch import LiveBatch
 from treegen.ir.plan import Plan
 from treegen.ir.request_tables import RequestTables
@@ -100,6 +100,8 @@ class BatchKernel(ExplainedKernel):
     def update(self, batch: LiveBatch, strategy: str | Strategy | None = None) -> None:
         """Plans for the requests of a batch and the pages that they share; the next `step` uses the plan.
 
+        Where no plan can be made, the kernel keeps its plan, and takes the running requests as `seat` does.
+
         Args:
             batch: The running requests.
             strategy: Makes this plan instead of the kernel's own strategy.
@@ -108,8 +110,7 @@ class BatchKernel(ExplainedKernel):
             InputError: The batch has more requests than the page table has lengths, more query rows than `max_rows`, or
                 pages of another size. The kernel keeps its plan.
             StrategyError: The strategy makes plans that this kernel cannot use, or the kernel is batch-invariant.
-            PlanError: No plan has room, as where a request is far longer than `max_tokens`. The kernel keeps its plan,
-                and takes the running requests as `seat` does.
+            PlanError: No plan has room, as where a request is far longer than `max_tokens`.
         """
         wanted = self._options.strategy if strategy is None else chosen_strategy(strategy, self.form)
         self._plan(batch, copy(batch), wanted)
@@ -122,7 +123,7 @@ class BatchKernel(ExplainedKernel):
             free_share = replanning.free_share(batch)
             try:
                 planned = plan_batch(tree, self._target, wanted, self.choices, self.form, free_share)
-            except PlanError:
+            except (PlanError, StrategyError):
                 self.seat(batch)  # so that the next step serves these requests
                 raise
         try:
@@ -153,7 +154,7 @@ class BatchKernel(ExplainedKernel):
         """
         new, moved = self.replanning.is_new(batch), self.replanning.has_moved(batch)
         if new:
-            check_batch(self.form, batch)
+            check_batch(self.form, batch)  # before anything is noted of it
         plans = new or ((moved or self.form.room.queries) and self.replanning.cannot_wait(batch))
         self.replanning.note_prepared(batch)
         if plans:

@@ -1,4 +1,4 @@
-"""Batch-invariant mode where chunks that requests share begin before a window, or belong to an impossible request."""
+"""Tokens that requests share: windows that begin in them, and short or very long rows of the page table."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ import treegen
 from support.batch_events import TORCH
 from treegen import BatchKernel, LiveBatch, PageTable, Shape
 from treegen.backends.oracle import error
-from treegen.strategies import batch_invariant
+from treegen.strategies import Strategy, batch_invariant, cohort
 from treegen.target.targets import target_from
 
 CHUNK = batch_invariant(chunk=128)
 
 
-def kernel_of(shape: Shape, width: int, window_left: int = -1) -> tuple[BatchKernel, torch.Tensor, torch.Tensor]:
+def kernel_of(
+    shape: Shape, width: int, strategy: Strategy, window_left: int = -1
+) -> tuple[BatchKernel, torch.Tensor, torch.Tensor]:
     """A kernel for two requests, its page table and its lengths."""
     table, lengths = torch.zeros(2, width, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
     made = treegen.compile_batch(
-        shape, PageTable(table, lengths, 400), max_tokens=600, strategy=CHUNK, window_left=window_left,
+        shape, PageTable(table, lengths, 400), max_tokens=600, strategy=strategy, window_left=window_left,
         backend="triton", target=replace(target_from("h200"), sms=2),
     )  # fmt: skip
     return made, table, lengths
@@ -39,7 +41,7 @@ def tensors_of(shape: Shape) -> list[torch.Tensor]:
 def test_bits_do_not_follow_from_sharing(page_size: int, dtype: str) -> None:
     """Two windows begin in a chunk that both requests share, in different tiles."""
     shape = Shape(4, 2, 16, dtype=dtype, page_size=page_size)
-    kernel, table, lengths = kernel_of(shape, 192 // page_size, window_left=100)
+    kernel, table, lengths = kernel_of(shape, 192 // page_size, CHUNK, window_left=100)
     pages, shared = torch.arange(384 // page_size, dtype=torch.int32).view(2, -1), 128 // page_size
     table[:] = pages
     table[1, :shared] = pages[0, :shared]
@@ -60,7 +62,7 @@ def test_bits_do_not_follow_from_sharing(page_size: int, dtype: str) -> None:
 
 def test_an_owner_longer_than_its_row_of_the_table_leaves_those_that_share_right() -> None:
     shape = Shape(4, 2, 16, dtype="fp32", page_size=16)
-    kernel, table, lengths = kernel_of(shape, 16)
+    kernel, table, lengths = kernel_of(shape, 16, CHUNK)
     table[0, :13] = torch.arange(13)
     table[1, :12] = torch.cat([table[0, :8], torch.arange(20, 24, dtype=torch.int32)])
     lengths[:] = torch.tensor([200, 190])
@@ -76,3 +78,21 @@ def test_an_owner_longer_than_its_row_of_the_table_leaves_those_that_share_right
     assert kernel.counters()["planned"] == 3
     assert error(outs[1][1], outs[0][1]) < 1e-6
     assert not outs[1][0].any()
+
+
+@pytest.mark.parametrize("strategy", [CHUNK, cohort(64)])
+def test_rows_of_the_page_table_may_have_room_for_2_to_the_31_tokens(strategy: Strategy) -> None:
+    shape, outs = Shape(4, 2, 16, dtype="fp32", page_size=128), []
+    tensors = tensors_of(shape)
+    for width in (4, 1 << 24):
+        kernel, table, lengths = kernel_of(shape, width, strategy)
+        table[0, :3] = torch.arange(3)
+        table[1, :3] = torch.tensor([0, 1, 3])
+        lengths[:] = torch.tensor([300, 290])
+        batch = LiveBatch(128)
+        batch.add(290, batch.add(300), 256)
+        kernel.update(batch)
+        kernel.step()
+        outs.append(kernel(*tensors))
+        assert kernel.counters()["planned"] == 2
+    assert torch.equal(*outs)
