@@ -135,9 +135,35 @@ def test_c_makes_what_numpy_makes(seed: int) -> None:
     shape, config = Shape(*heads, dim, page_size=batch.page_size), batch_config(Shape(*heads, dim), TARGET)
     tree = source.choice([tree, BatchTree.of_tree(known)])
     if len(batch) and source.random() < 0.3:
-        unit = max(config.tokens, batch.page_size)
-        tree = BatchTree.of_tree(windowed_requests(known, source.choice([0, 100, 1000]), unit))
+        tree = tree.within_windows(source.choice([0, 100, 1000]), max(config.tokens, batch.page_size))
     check_tables(random_strategy(source), tree, shape, in_c=len(batch) > 0, causal=source.random() < 0.5)
+
+
+@given(st.integers(0, 2**32))
+@examples(300)
+def test_trees_within_windows(seed: int) -> None:
+    """Columns, counts and the tree are those that NumPy makes, also of a tree that windows have cut before."""
+    if c_library.c_compiler() is None:
+        pytest.skip("there is no C compiler")
+    source = random.Random(seed)
+    batch = random_batch(source)
+    if source.random() < 0.5:
+        with_rows(source, batch)
+    tree, known = BatchTree.of_batch(batch), batch.tree()
+    for window_left in (source.choice([300, 3000]), source.choice([0, 1, 100])):
+        unit = batch.page_size * source.choice([1, 2, 8])
+        seen, expected = tree.within_windows(window_left, unit), windowed_requests(known, window_left, unit)
+        assert (seen is tree) == (expected is known)
+        check(seen.tree, expected)
+        again = BatchTree.of_tree(expected)
+        assert seen.counts == again.counts
+        assert (seen.columns is None) == (again.columns is None)
+        if seen.columns is not None and again.columns is not None:
+            sizes, words = again.columns.sizes, again.columns.words
+            assert seen.columns.sizes == sizes
+            assert (seen.columns.words[: len(words)] == words).all()
+            check(seen.columns.least, again.columns.least)
+        tree, known = seen, expected
 
 
 @given(st.integers(0, 2**32))

@@ -13,6 +13,7 @@ import numpy as np
 import treegen.compiled.c_library as c_library
 from treegen.ir.arrays import Ints, frozen, largest
 from treegen.ir.live_batch import LiveBatch
+from treegen.ir.positions import windowed_requests
 from treegen.ir.tree import Tree
 from treegen.ir.tree.less_sharing import without_sharing, without_small_shares
 from treegen.ir.tree.requests import OF_NODES, OF_REQUESTS, OF_ROWS, OF_SPANS, of_columns
@@ -58,7 +59,7 @@ class TreeColumns:
         queries: Ints | None = None,
         least: Ints | None = None,
     ) -> None:
-        self.requests, self.rows, self.nodes, self.spans = sizes
+        self.requests, self.rows, self.nodes, self.spans = self.sizes = sizes
         self.words, self.queries, self.least = words, queries, least
         of_queries = None if queries is None else c_library.address_of(queries)
         of_least = None if least is None else c_library.address_of(least)
@@ -184,6 +185,30 @@ class BatchTree:
         again = int(requests.shared_tokens.sum() - sharing.shared_tokens.sum())
         return BatchTree.of_tree(Tree(*parts, topology, sharing)), again
 
+    def within_windows(self, window_left: int, unit: int) -> BatchTree:
+        """Makes the tree that `windowed_requests` makes, without tokens that no row's window reaches.
+
+        Returns this tree where windows reach all tokens.
+        """
+        library, columns = c_library.library(), self.columns
+        if library is None or columns is None:
+            seen = windowed_requests(self.tree, window_left, unit)
+            return self if seen is self.tree else BatchTree.of_tree(seen)
+        words, least, counts = np.empty_like(columns.words), np.empty(columns.requests, np.int32), _Counts()
+        to = c_library.address_of(words), c_library.address_of(least), ctypes.addressof(counts)
+        nodes = library.windowed_tree(columns.address, window_left, unit, *to)
+        if nodes < 0:
+            raise MemoryError("no memory for a tree within windows")
+        if not nodes:
+            return self
+        *facts, spans = counts
+        sizes = columns.requests, columns.rows, nodes, spans
+        made = _WindowedTree(TreeColumns(words, sizes, columns.queries, least), self, window_left, unit)
+        for array in (words, least):
+            array.setflags(False)  # type: ignore[call-arg]  # see treegen.ir.arrays.frozen
+        made.__dict__["counts"] = TreeCounts(columns.rows, *facts)
+        return made
+
     @property
     def has_queries(self) -> bool:
         """Whether requests have several query rows."""
@@ -202,6 +227,19 @@ class BatchTree:
     def shares_tokens(self) -> bool:
         """Whether some request shares tokens with another one."""
         return self.counts.path_tokens > self.counts.unique_tokens
+
+
+class _WindowedTree(BatchTree):
+    """A tree that `within_windows` made of the tree `whole`."""
+
+    def __init__(self, columns: TreeColumns, whole: BatchTree, window_left: int, unit: int) -> None:
+        super().__init__(columns)
+        self._whole, self._window = whole, (window_left, unit)
+
+    @cached_property
+    def tree(self) -> Tree:
+        """The tree."""
+        return windowed_requests(self._whole.tree, *self._window)
 
 
 def _table(words: Ints, columns: int, length: int) -> Ints:

@@ -2,6 +2,7 @@
 
     tree_by_request.c   LiveBatch ──▶ tree by request     treegen.ir.tree.live_trees has the same results
     less_sharing.c      tree ──▶ LiveBatch, less shared   treegen.ir.tree.less_sharing
+    windowed_tree.c     tree ──▶ tree within windows      treegen.ir.positions
     cohort_plan.c       tree ──▶ plan                     treegen.strategies.cohort
     context_cuts.c      where plans cut paths             treegen.strategies.context_cuts
     batch_walks.c       tree ──▶ cohorts                  treegen.search.cohort_counts
@@ -39,6 +40,7 @@ _FOLDER = Path(__file__).parent
 _SOURCES = (
     "tree_by_request.c",
     "less_sharing.c",
+    "windowed_tree.c",
     "cohort_plan.c",
     "context_cuts.c",
     "batch_walks.c",
@@ -57,6 +59,7 @@ _INT, _POINTER = ctypes.c_int64, ctypes.c_void_p
 _ARGUMENTS = {
     "tree_by_request": (_POINTER, *(_INT,) * 5, *(_POINTER,) * 3),
     "share_less": (_POINTER, _INT, _POINTER, _INT),
+    "windowed_tree": (_POINTER, _INT, _INT, *(_POINTER,) * 3),
     "batch_tables": (_POINTER, _POINTER, _POINTER, _POINTER, _INT, _POINTER),
     "write_tables": (_POINTER, _POINTER, _POINTER, _POINTER),
     "begin_requests": (_POINTER, _POINTER),

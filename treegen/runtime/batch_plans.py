@@ -10,7 +10,6 @@ from treegen.compiled.batch_tree import BatchTree
 from treegen.ir.errors import PlanError, StrategyError
 from treegen.ir.live_batch import LiveBatch
 from treegen.ir.plan import Plan
-from treegen.ir.positions import windowed_requests
 from treegen.ir.request_schedule import RequestSchedule
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
@@ -158,4 +157,4 @@ def _within_windows(tree: BatchTree, form: BatchForm) -> BatchTree:
     if form.window_left < 0 or form.room.chunk:
         return tree
     unit = max(form.config.tokens, form.shape.page_size)
-    return BatchTree.of_tree(windowed_requests(tree.tree, form.window_left, unit))
+    return tree.within_windows(form.window_left, unit)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
+from functools import lru_cache
 
 import sympy
 
@@ -137,6 +138,7 @@ def _ahead(expressions: list[sympy.Basic]) -> Iterator[sympy.Basic]:
             yield from _ahead(list(expression.args))
 
 
+@lru_cache(64)
 def is_causal(mask: sympy.Basic) -> bool:
     """Says whether a mask has the part `& (kv_idx <= q_idx)`, so that no row sees tokens after its own."""
     parts = mask.args if isinstance(mask, sympy.And) else (mask,)
