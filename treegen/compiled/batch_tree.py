@@ -190,15 +190,14 @@ class BatchTree:
 
         Returns this tree where windows reach all tokens.
         """
-        library, columns = c_library.library(), self.columns
-        if library is None or columns is None:
+        library, columns, nodes = c_library.library(), self.columns, -1
+        if library is not None and columns is not None:
+            words, least, counts = np.empty_like(columns.words), np.empty(columns.requests, np.int32), _Counts()
+            to = c_library.address_of(words), c_library.address_of(least), ctypes.addressof(counts)
+            nodes = library.windowed_tree(columns.address, window_left, unit, *to)
+        if columns is None or nodes < 0:
             seen = windowed_requests(self.tree, window_left, unit)
             return self if seen is self.tree else BatchTree.of_tree(seen)
-        words, least, counts = np.empty_like(columns.words), np.empty(columns.requests, np.int32), _Counts()
-        to = c_library.address_of(words), c_library.address_of(least), ctypes.addressof(counts)
-        nodes = library.windowed_tree(columns.address, window_left, unit, *to)
-        if nodes < 0:
-            raise MemoryError("no memory for a tree within windows")
         if not nodes:
             return self
         *facts, spans = counts

@@ -3,8 +3,8 @@
 #include "batch_tables.h"
 
 /*
- * By node: the tokens that it loses, the position of its first token after that, and its number among the nodes that are
- * left, -1 if it is not.
+ * By node: the tokens that it loses, the position of its first token after that, and its number among the nodes that
+ * are left, -1 if it is not.
  */
 typedef struct {
     int32_t *left, *begin, *number;
@@ -75,11 +75,22 @@ static int64_t find_spans(const BatchTree *tree, const Cuts *cuts, int32_t *span
     return count;
 }
 
-/* The fewest tokens of a request with which its windows reach no token that is left out. */
-static int64_t least_tokens(const BatchTree *tree, const Cuts *cuts, int64_t node, int64_t behind) {
-    for (; node >= 0; node = of_nodes(tree, PARENT)[node])
-        if (cuts->left[node]) return cuts->begin[node] + behind;
-    return 0;
+/*
+ * Finds for each request the fewest tokens with which its windows reach no token that is left out, 0 for any number.
+ * The lowest node of its path that loses tokens decides.
+ */
+static void find_least(const BatchTree *tree, const Cuts *cuts, int64_t window_left, int32_t *least, Memory *memory) {
+    const int32_t *parent = of_nodes(tree, PARENT), *row_node = of_rows(tree, ROW_NODE);
+    int32_t *begin = TAKE(memory, int32_t, tree->nodes); /* of that node */
+    for (int64_t node = 0; node < tree->nodes; node++) {
+        int32_t above = parent[node] < 0 ? 0 : begin[parent[node]];
+        begin[node] = cuts->left[node] ? cuts->begin[node] : above;
+    }
+    for (int64_t i = 0, row = 0; i < tree->requests; i++) {
+        int64_t queries = tree->queries ? tree->queries[i] : 1, first = begin[row_node[row]];
+        least[i] = first ? (int32_t)(first + window_left + queries) : 0;
+        row += queries;
+    }
 }
 
 /*
@@ -97,14 +108,10 @@ int64_t windowed_tree(const BatchTree *tree, int64_t window_left, int64_t unit, 
     for (int64_t node = 0; node < n; node++)
         cuts.number[node] = cuts.left[node] < of_nodes(tree, STOP)[node] ? (int32_t)nodes++ : -1;
     if (cut) {
-        int64_t requests = tree->requests, row = 0;
-        for (int64_t i = 0; i < requests; i++) {
-            int64_t queries = tree->queries ? tree->queries[i] : 1;
-            least[i] = (int32_t)least_tokens(tree, &cuts, of_rows(tree, ROW_NODE)[row], window_left + queries);
-            row += queries;
-        }
+        int64_t requests = tree->requests;
+        find_least(tree, &cuts, window_left, least, &memory);
         memcpy(made, tree->words, (OF_ROW * tree->rows + OF_REQUEST * requests) * sizeof *made);
-        for (row = 0; row < tree->rows; row++) { /* a row sees its last token, so its node is left */
+        for (int64_t row = 0; row < tree->rows; row++) { /* a row sees its last token, so its node is left */
             int32_t node = of_rows(tree, ROW_NODE)[row];
             made[ROW_NODE * tree->rows + row] = cuts.number[node];
             made[SEES * tree->rows + row] -= cuts.left[node];
