@@ -38,6 +38,7 @@ from treegen.target.targets import target_from
 from treegen.target.tile_config import rows_per_tile
 
 TARGET = target_from("h200")
+needs_compiler = pytest.mark.skipif(c_library.c_compiler() is None, reason="there is no C compiler")
 
 
 def random_strategy(source: random.Random) -> Strategy:
@@ -103,11 +104,10 @@ def words_of(made: CompiledTables | RequestSchedule, shape: Shape, *, queries: b
     return words
 
 
+@needs_compiler
 @given(st.integers(0, 2**32))
 @examples(300)
 def test_c_makes_what_numpy_makes(seed: int) -> None:
-    if c_library.c_compiler() is None:
-        pytest.skip("there is no C compiler")
     assert c_library.library() is not None
     source = random.Random(seed)
     batch, is_one_row = random_batch(source), source.random() < 0.5
@@ -139,12 +139,11 @@ def test_c_makes_what_numpy_makes(seed: int) -> None:
     check_tables(random_strategy(source), tree, shape, in_c=len(batch) > 0, causal=source.random() < 0.5)
 
 
+@needs_compiler
 @given(st.integers(0, 2**32))
 @examples(300)
 def test_trees_within_windows(seed: int) -> None:
     """Columns, counts and the tree are those that NumPy makes, also of a tree that windows have cut before."""
-    if c_library.c_compiler() is None:
-        pytest.skip("there is no C compiler")
     source = random.Random(seed)
     batch = random_batch(source)
     if source.random() < 0.5:
@@ -167,11 +166,10 @@ def test_trees_within_windows(seed: int) -> None:
         tree, known = seen, expected
 
 
+@needs_compiler
 @given(st.integers(0, 2**32))
 @examples(200)
 def test_less_sharing(seed: int) -> None:
-    if c_library.c_compiler() is None:
-        pytest.skip("there is no C compiler")
     source = random.Random(seed)
     batch = random_batch(source)
     table = batch.table.copy()
@@ -186,12 +184,11 @@ def test_less_sharing(seed: int) -> None:
     assert (batch.table == table).all()
 
 
+@needs_compiler
 @given(st.integers(0, 2**32))
 @examples(100)
 def test_parts_that_would_end_late(seed: int) -> None:
     """There are more parts than thread blocks, and the last ones are cut further."""
-    if c_library.c_compiler() is None:
-        pytest.skip("there is no C compiler")
     source = random.Random(seed)
     batch, count = LiveBatch(max_seats=64), source.randint(2, 60)
     for _ in range(count):
@@ -218,14 +215,13 @@ class Unhashable:
         return plan
 
 
+@needs_compiler
 @pytest.mark.parametrize(("strategy", "in_c"), [
     (cohort(shares=1e10), True), (cohort(shares=1e300), False), (query(1), True),
     (Pipeline("query", by_row, (Unhashable(),)), False), (Pipeline("mine", by_row_whole_tree), False),
     (deft_node(), False), (cohort(shares=33.0), True), (cohort(shares=33), True),
 ], ids=str)  # fmt: skip
 def test_what_c_does_not_plan_numpy_does(strategy: Strategy, in_c: bool) -> None:
-    if c_library.c_compiler() is None:
-        pytest.skip("there is no C compiler")
     batch = LiveBatch(page_size=16)
     first = batch.add(3000)
     for _ in range(20):
