@@ -41,6 +41,7 @@ class Upload:
 
     def __init__(self, part: torch.Tensor) -> None:
         self._part, self._at_once = part, _taken_at_once(part, part.device)
+        self._place = part.data_ptr(), part.nbytes, part.device.index if part.device.type == "cuda" else -1
         self._buffers: list[_Buffer] = []
         self._next: _Buffer | None = None
         weakref.finalize(self, _UNDER_WAY.extend, self._buffers).atexit = False
@@ -60,7 +61,7 @@ class Upload:
     def send(self) -> None:
         """Copies what was written on the current stream."""
         assert self._next is not None
-        copy_words(self._part, self._next.words)
+        self._copy(self._next.words)
         self._next.note_copy(self._part.device)
 
     def send_words(self, words: Ints) -> None:
@@ -69,7 +70,21 @@ class Upload:
             self.words()[:] = words.reshape(-1)
             self.send()
             return
-        copy_words(self._part, words)
+        self._copy(words)
+
+    def _copy(self, words: Ints) -> None:
+        """Copies a contiguous array on the current stream. Memory that is pinned is read later.
+
+        On an H200 PyTorch takes 20 to 37 us for that between other work, and the CUDA driver 10 to 12.
+        """
+        address, length, index = self._place
+        driver = _driver_copy() if index >= 0 and index == torch.cuda.current_device() else None
+        if driver is not None:
+            copy, stream_of = driver
+            if not copy(address, address_of(words), length, stream_of(index)):
+                return
+        part = self._part
+        part.copy_(torch.from_numpy(words).view(part.shape), non_blocking=True)  # raises what is wrong
 
 
 class _Buffer:
@@ -95,31 +110,22 @@ _UNDER_WAY: list[_Buffer] = []
 """Buffers whose Upload is gone. PyTorch does not know that the driver may still read them."""
 
 
-def copy_words(part: torch.Tensor, words: Ints) -> None:
-    """Copies a contiguous array to a part of a device on the current stream. Memory that is pinned is read later.
-
-    On an H200 PyTorch takes 20 to 37 us for that between other work, and the CUDA driver 10 to 12.
-    """
-    copy, index = _driver_copy(), part.device.index
-    if copy is not None and part.device.type == "cuda" and index == torch.cuda.current_device():
-        from triton.runtime import driver
-
-        stream = driver.active.get_current_stream(index)
-        if not copy(part.data_ptr(), address_of(words), part.nbytes, stream):
-            return
-    part.copy_(torch.from_numpy(words).view(part.shape), non_blocking=True)  # raises what is wrong
-
-
 @cache
-def _driver_copy() -> Callable[[int, int, int, int], int] | None:
-    """Returns cuMemcpyHtoDAsync of the CUDA driver, which Triton loads as well; None where there is none."""
+def _driver_copy() -> tuple[Callable[[int, int, int, int], int], Callable[[int], int]] | None:
+    """Returns cuMemcpyHtoDAsync of the CUDA driver, which Triton loads as well, and what tells the current stream.
+
+    None where there is no such driver.
+    """
     try:
         copy = ctypes.CDLL("libcuda.so.1").cuMemcpyHtoDAsync_v2
     except (OSError, AttributeError):
         return None
     copy.argtypes = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p
     copy.restype = ctypes.c_int
-    return copy
+
+    from triton.runtime import driver
+
+    return copy, driver.active.get_current_stream
 
 
 def _taken_at_once(part: torch.Tensor, device: torch.device) -> bool:
