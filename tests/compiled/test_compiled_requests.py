@@ -21,7 +21,7 @@ from treegen.ir.positions import windowed_requests
 from treegen.ir.request_schedule import SharedChunks
 from treegen.runtime.batch_room import batch_config
 from treegen.runtime.compiled_requests import CompiledRequests
-from treegen.runtime.lateness import LateRequests
+from treegen.runtime.lateness import AloneTime, LateRequests
 from treegen.schedule.by_request import ItemRoom
 from treegen.schedule.query_runs import lower_requests
 from treegen.strategies import query
@@ -74,7 +74,10 @@ def test_the_plan_serves_the_same_requests(seed: int) -> None:
     made = planned(batch, shape, source.choice([64, 4000]), window, in_chunks=source.random() < 0.1)
     then = copy(batch)
     rates = TokenRates.of(batch_config(shape, TARGET), shape, TARGET, window)
-    ours, theirs = CompiledRequests(made, then, rates), LateRequests(made.schedule, then, rates)
+    time = AloneTime(
+        source.choice([0.0, 5.0]), source.choice([1, 7, 264]), source.choice([1, 128]), rates.lone_token_us
+    )
+    ours, theirs = CompiledRequests(made, then, rates, time), LateRequests(made.schedule, then, rates, time)
     for _ in range(source.choice([3, 30])):
         for _ in range(source.choice([0, 1, 1, 1, 4])):
             change(source, batch)
@@ -86,7 +89,7 @@ def test_the_plan_serves_the_same_requests(seed: int) -> None:
             known.same.tolist(), known.others.tolist(), known.worse,
         )  # fmt: skip
         assert ours.running(batch, found).tolist() == theirs.running(batch, known).tolist()
-        assert ours.late_tokens(batch, found) == theirs.late_tokens(batch, known)
+        assert ours.most_late_us(batch, found) == pytest.approx(theirs.most_late_us(batch, known), rel=1e-12)
         assert ours.late_facts(batch, found) == theirs.late_facts(batch, known)
         assert found.planned.tolist() == known.planned.tolist()
         for _ in range(source.choice([1, 3])):  # lengths may change before the next call

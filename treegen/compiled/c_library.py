@@ -64,7 +64,7 @@ _ARGUMENTS = {
     "write_tables": (_POINTER, _POINTER, _POINTER, _POINTER),
     "begin_requests": (_POINTER, _POINTER),
     "widen_state": (_POINTER, _POINTER, _INT),
-    "serve_requests": (_POINTER, _POINTER, _INT, _POINTER, _POINTER),
+    "serve_requests": (_POINTER, _POINTER, _INT, _POINTER),
     "planned_requests": (_POINTER, _POINTER, _POINTER),
     "late_facts": (_POINTER, _POINTER, _POINTER),
     "growth": (_POINTER, _POINTER, _INT, _INT, _POINTER),

@@ -1,4 +1,6 @@
 /* What a plan costs some steps after it was made: what treegen.runtime.lateness and .planned_requests count. */
+#include <math.h>
+
 #include "planned_seats.h"
 
 /* Says whether a request has as many tokens as the plan asks for, and no more than it has room for. */
@@ -86,7 +88,14 @@ int64_t growth(const Planned *plan, const int32_t *table, int64_t short_by, int6
     return 0;
 }
 
-void late_tokens(const Batch *batch, int64_t *facts) {
+/* AloneTime.longest_us of treegen.runtime.lateness. */
+static double longest_us(const Planned *plan, int64_t tokens, int64_t queries) {
+    double share = (double)queries / (double)plan->lone_items;
+    double part = share > 0.5 ? ceil(share) : fmax(share, plan->least_part);
+    return fmax((double)tokens * part * plan->lone_token_us - plan->layer_us, 0.0);
+}
+
+double most_late_us(const Batch *batch) {
     const Planned *plan = batch->plan;
     const int32_t *same = line(plan, SAME), *shared = line(plan, SHARED_THEN);
     int64_t alone = 0, most = 0, unused = 0, longer = 0;
@@ -99,8 +108,6 @@ void late_tokens(const Batch *batch, int64_t *facts) {
         if (is_other) longer = at_least(longer, tokens - read_of(plan, at_plan(plan, TOKENS, seat)));
     }
     for (int64_t c = 0; c < plan->claims; c++) alone += !same[plan->claim[OWNER * plan->claims + c]];
-    facts[0] = alone;
-    facts[1] = most;
-    facts[2] = unused;
-    facts[3] = longer;
+    double late_us = (double)(alone * most + unused) * plan->token_us + (double)longer * plan->lone_token_us;
+    return late_us + (alone ? longest_us(plan, most, alone) : 0.0);
 }

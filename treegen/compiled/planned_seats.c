@@ -248,15 +248,16 @@ static void write_running(const Batch *batch, int32_t *made) {
 /*
  * Finds which requests of a later batch the plan serves; with `inherits`, after heirs have taken over from those that
  * have ended. The lines SAME and IS_OTHER say by seat whether the planned request runs there, or another one that the
- * plan serves. table: LiveBatch.table, of plan->seats seats.
- * running: gets the running requests as kernels are to see them, [RUNNING_FIELDS, plan->seats]. facts: see late_tokens.
+ * plan serves. plan->most_late_us gets the most microseconds that a layer loses because the plan is late.
+ * table: LiveBatch.table, of plan->seats seats.
+ * running: gets the running requests as kernels are to see them, [RUNNING_FIELDS, plan->seats].
  * Returns whether more requests may be alone, or share more, than at the last call.
  */
-int64_t serve_requests(Planned *plan, const int32_t *table, int64_t inherits, int32_t *running, int64_t *facts) {
+int64_t serve_requests(Planned *plan, const int32_t *table, int64_t inherits, int32_t *running) {
     Batch batch = {plan, table};
     int worse = look_at_changes(plan, &batch);
     if (inherits) worse |= let_inherit(plan, &batch);
     write_running(&batch, running);
-    late_tokens(&batch, facts);
+    plan->most_late_us = most_late_us(&batch);
     return worse;
 }

@@ -21,6 +21,10 @@ typedef struct {
     int32_t *state;
     int64_t page_size, most_looked_at, window_left; /* window_left: -1 for all tokens */
     double token_us, lone_token_us, alone_us;
+    /* of a layer without requests that are alone, and the part of a request's tokens that a lone item reads at least */
+    int64_t lone_items;
+    double layer_us, least_part;
+    double most_late_us; /* at the last call of serve_requests, see there */
 } Planned;
 
 typedef struct {
@@ -48,9 +52,5 @@ static inline int64_t read_of(const Planned *plan, int64_t tokens) {
 /* Says whether a claim holds for the requests that are now in both seats. */
 int claim_holds(const Batch *batch, int64_t c);
 
-/*
- * Counts what a plan that is late costs at most: requests that may be alone; the tokens of the longest request; tokens
- * that requests share more than at the plan; and the most tokens by which a request is longer than the one whose place
- * it has.
- */
-void late_tokens(const Batch *batch, int64_t *facts);
+/* Returns LateRequests.most_late_us of treegen.runtime.lateness. */
+double most_late_us(const Batch *batch);

@@ -15,7 +15,7 @@ from treegen.ir.arrays import Bools, Ints, Longs
 from treegen.ir.errors import InputError
 from treegen.ir.live_batch import LiveBatch
 from treegen.ir.request_tables import NO_REQUEST, RUNNING_FIELDS
-from treegen.runtime.lateness import LEAST_GROWN, LEAST_SHORT, LateFacts, LateRequests, LateTokens, RequestGrowth
+from treegen.runtime.lateness import LEAST_GROWN, LEAST_SHORT, AloneTime, LateFacts, LateRequests, RequestGrowth
 from treegen.runtime.planned_requests import ALONE_US, MOST_LOOKED_AT, Served
 
 _SAME, _IS_OTHER, _LINES = 4, 5, 16
@@ -33,23 +33,25 @@ class _SeatedPlan(ctypes.Structure):
         ("state", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("page_size", "most_looked_at", "window_left")),
         *((name, ctypes.c_double) for name in ("token_us", "lone_token_us", "alone_us")),
+        ("lone_items", ctypes.c_int64),
+        *((name, ctypes.c_double) for name in ("layer_us", "least_part", "most_late_us")),
     )
 
 
 class _Told(NamedTuple):
-    """What C tells of the requests of a batch, and the addresses that it writes to."""
+    """What C tells of the requests of a batch, and the address that it writes to."""
 
     running: Ints
-    late: ctypes.Array[ctypes.c_int64]
-    at_running: int
-    at_late: int
+    address: int
 
 
-def requests_of(made: BatchTables, then: LiveBatch, rates: TokenRates) -> LateRequests | CompiledRequests:
+def requests_of(
+    made: BatchTables, then: LiveBatch, rates: TokenRates, alone: AloneTime
+) -> LateRequests | CompiledRequests:
     """Makes the requests that a plan serves, in C where that is possible. See LateRequests."""
     if c_library.library() is None:
-        return LateRequests(made.schedule, then, rates)
-    return CompiledRequests(made, then, rates)
+        return LateRequests(made.schedule, then, rates, alone)
+    return CompiledRequests(made, then, rates, alone)
 
 
 class CompiledRequests:
@@ -59,9 +61,10 @@ class CompiledRequests:
         made: The plan.
         then: The batch as the plan was made for, which stays as it is.
         rates: The time that tokens take.
+        alone: The time of requests that are served alone.
     """
 
-    def __init__(self, made: BatchTables, then: LiveBatch, rates: TokenRates) -> None:
+    def __init__(self, made: BatchTables, then: LiveBatch, rates: TokenRates, alone: AloneTime) -> None:
         library, queries, table = c_library.library(), made.queries, then.table
         assert library is not None
         known, count, at_seats, at_claims = made.seated
@@ -75,11 +78,12 @@ class CompiledRequests:
             *(table.shape[1], 0, address_of(state)),
             *(then.page_size, MOST_LOOKED_AT, rates.window_left),
             *(rates.token_us, rates.lone_token_us, ALONE_US),
+            *(alone.items, alone.layer_us, 1 / alone.parts, 0.0),
         )
         self._at = ctypes.addressof(self._planned)
         self._batch: tuple[Ints, int] | None = None  # the table of the batch that was seen last, and its address
         library.begin_requests(self._at, at_claims)
-        self._told = _Told(NO_REQUEST, _Facts(), 0, 0)  # at the last call of `served`
+        self._told = _Told(NO_REQUEST, 0)  # at the last call of `served`
 
     def __reduce__(self) -> NoReturn:
         raise InputError("requests", "CompiledRequests", "cannot be copied: they hold addresses", "make others")
@@ -112,9 +116,10 @@ class CompiledRequests:
         """See PlannedRequests. Later calls of `served` and `inherit` change it."""
         return self._told.running
 
-    def late_tokens(self, batch: LiveBatch, served: Served) -> LateTokens:
+    def most_late_us(self, batch: LiveBatch, served: Served) -> float:
         """See LateRequests. Lengths are those at the last call of `served` or `inherit`."""
-        return LateTokens(*self._told.late[:4])
+        most_us: float = self._planned.most_late_us
+        return most_us
 
     def late_facts(self, batch: LiveBatch, served: Served) -> LateFacts:
         """See LateRequests."""
@@ -131,10 +136,10 @@ class CompiledRequests:
 
     def _serve(self, batch: LiveBatch, *, inherits: bool) -> Served:
         table, told = self._address_of(batch), self._told
-        if told.running.shape[1] != len(batch.row) or not told.at_running:
-            running, late = np.empty((len(RUNNING_FIELDS), len(batch.row)), np.int32), _Facts()
-            told = self._told = _Told(running, late, address_of(running), ctypes.addressof(late))
-        worse = self._library.serve_requests(self._at, table, inherits, told.at_running, told.at_late)
+        if told.running.shape[1] != len(batch.row) or not told.address:
+            running = np.empty((len(RUNNING_FIELDS), len(batch.row)), np.int32)
+            told = self._told = _Told(running, address_of(running))
+        worse = self._library.serve_requests(self._at, table, inherits, told.address)
         return Served(self, batch, worse=bool(worse))
 
     @property

@@ -11,6 +11,7 @@ from treegen.cost.token_rates import TokenRates
 from treegen.ir.live_batch import LiveBatch
 from treegen.ir.request_tables import RequestRoom
 from treegen.runtime.compiled_requests import requests_of
+from treegen.runtime.lateness import AloneTime
 from treegen.runtime.planned_requests import Served
 
 
@@ -39,22 +40,16 @@ class LatePlan:
     def __init__(
         self, made: BatchTables, tree: BatchTree, then: LiveBatch, room: RequestRoom, rates: TokenRates
     ) -> None:
-        self._layer_us = tree.counts.unique_tokens * rates.token_us
+        layer_us = tree.counts.unique_tokens * rates.token_us
         if made.queries is not None:  # chunks of prompts, each of whose tokens many items compute
-            self._layer_us = max(self._layer_us, made.tokens * rates.item_token_us)
-        self.requests, self._room, self._rates = requests_of(made, then, rates), room, rates
+            layer_us = max(layer_us, made.tokens * rates.item_token_us)
+        self._alone = AloneTime(layer_us, room.lone_items, room.lone_parts, rates.lone_token_us)
+        self.requests, self._rates = requests_of(made, then, rates, self._alone), rates
+        self._has_queries = room.queries
 
     def most_late_us(self, batch: LiveBatch, served: Served) -> float:
-        """Returns an upper bound of `cost` in microseconds, faster than `cost` does; infinity where there is none.
-
-        See LateTokens.
-        """
-        if self._room.queries:
-            return math.inf
-        rates = self._rates
-        alone, most, unused, longer = self.requests.late_tokens(batch, served)
-        late_us = (alone * most + unused) * rates.token_us + longer * rates.lone_token_us
-        return late_us + (self._longest_alone_us(most, alone) if alone else 0.0)
+        """Returns an upper bound of `cost` in microseconds, faster than `cost` does; infinity where there is none."""
+        return math.inf if self._has_queries else self.requests.most_late_us(batch, served)
 
     def cost(self, batch: LiveBatch, served: Served | None = None) -> LateCost:
         """Estimates the cost for a layer while the plan serves `batch`. See LateRequests.late_facts.
@@ -65,14 +60,5 @@ class LatePlan:
         facts = self.requests.late_facts(batch, served or self.requests.served(batch))
         late_us = facts.again * self._rates.token_us + facts.longer * self._rates.lone_token_us
         if facts.queries:
-            late_us += self._longest_alone_us(facts.longest, facts.queries)
-        return LateCost(late_us, self._layer_us, facts.alone_tokens)
-
-    def _longest_alone_us(self, tokens: int, queries: int) -> float:
-        """Returns how much longer than the rest of a layer the longest request takes alone.
-
-        tokens: those that it reads. queries: all query rows that are alone.
-        """
-        share = queries / self._room.lone_items  # of a query row for each lone item
-        part = math.ceil(share) if share > 0.5 else max(share, 1 / self._room.lone_parts)
-        return max(tokens * part * self._rates.lone_token_us - self._layer_us, 0.0)
+            late_us += self._alone.longest_us(facts.longest, facts.queries)
+        return LateCost(late_us, self._alone.layer_us, facts.alone_tokens)

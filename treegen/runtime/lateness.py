@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -40,17 +41,26 @@ class LateFacts(NamedTuple):
     longest: int
 
 
-class LateTokens(NamedTuple):
-    """Numbers from which the cost in LateFacts is bounded. They are counted in a fraction of the time.
+class AloneTime(NamedTuple):
+    """What the time of requests that are served alone depends on.
 
-    alone: the requests that may be alone. most: the tokens of the longest request. unused: tokens that requests share
-    more than at the plan. longer: the most by which one is longer than the request whose place it has.
+    layer_us: microseconds that a layer takes without them. items: lone items. parts: the most that share a request.
+    token_us: microseconds of a token in a lone item.
     """
 
-    alone: int
-    most: int
-    unused: int
-    longer: int
+    layer_us: float
+    items: int
+    parts: int
+    token_us: float
+
+    def longest_us(self, tokens: int, queries: int) -> float:
+        """Returns how much longer than the rest of a layer the longest request takes.
+
+        tokens: those that it reads. queries: all query rows that are alone.
+        """
+        share = queries / self.items  # of a query row for each lone item
+        part = math.ceil(share) if share > 0.5 else max(share, 1 / self.parts)
+        return max(tokens * part * self.token_us - self.layer_us, 0.0)
 
 
 class RequestGrowth(NamedTuple):
@@ -112,26 +122,32 @@ class LateRequests(PlannedRequests):
         made: The plan's schedule.
         then: The batch as the plan was made for.
         rates: The time that tokens take.
+        alone: The time of requests that are served alone.
     """
 
-    def __init__(self, made: RequestSchedule, then: LiveBatch, rates: TokenRates) -> None:
+    def __init__(self, made: RequestSchedule, then: LiveBatch, rates: TokenRates, alone: AloneTime) -> None:
         super().__init__(made, then.tokens, rates)
-        self._read, self._then = rates.read, PlannedTokens.of(then)
+        self._late_rates, self._alone, self._then = rates, alone, PlannedTokens.of(then)
 
-    def late_tokens(self, batch: LiveBatch, served: Served) -> LateTokens:
-        """Counts the tokens that a late plan may add to a step of requests with one query row each."""
-        both, then = min(len(batch.row), len(self._then.shared)), self._then
+    def most_late_us(self, batch: LiveBatch, served: Served) -> float:
+        """Returns an upper bound of what a late plan adds to a layer, for requests with one query row each.
+
+        It takes a fraction of the time of `late_facts`.
+        """
+        both, then, rates = min(len(batch.row), len(self._then.shared)), self._then, self._late_rates
         known = served.same.copy()
         known[served.others] = True
         fits = self.fits(batch)
         known[: len(fits)] &= fits
-        alone = len(batch) - int(np.count_nonzero(known)) + self.lost_claims(served.same)
+        alone, most = len(batch) - int(np.count_nonzero(known)) + self.lost_claims(served.same), largest(batch.tokens)
         unused = np.maximum(batch.shared_tokens[:both] - then.shared[:both], 0)
         longer = 0
         if len(served.others):
-            before, _ = self._read(then.tokens.take(served.others), served.others)
+            before, _ = rates.read(then.tokens.take(served.others), served.others)
             longer = max(largest(batch.tokens.take(served.others) - before), 0)
-        return LateTokens(alone, largest(batch.tokens), int(np.add.reduce(unused, dtype=np.int64)), longer)
+        again = alone * most + int(np.add.reduce(unused, dtype=np.int64))
+        late_us = again * rates.token_us + longer * rates.lone_token_us
+        return late_us + (self._alone.longest_us(most, alone) if alone else 0.0)
 
     def late_facts(self, batch: LiveBatch, served: Served) -> LateFacts:
         """Counts what a late plan costs.
@@ -142,15 +158,15 @@ class LateRequests(PlannedRequests):
         """
         planned, then, longer = served.planned, self._then, 0
         both = min(len(planned), len(then.shared))
-        read, shared = self._read(batch.tokens, batch.shared_tokens)
-        _, used = self._read(batch.tokens[:both], then.shared[:both])
+        read, shared = self._late_rates.read(batch.tokens, batch.shared_tokens)
+        _, used = self._late_rates.read(batch.tokens[:both], then.shared[:both])
         again = int(np.maximum((shared[:both] - used) * planned[:both], 0).sum(dtype=np.int64))
         if len(served.others):
-            before, _ = self._read(then.tokens.take(served.others), then.shared.take(served.others))
+            before, _ = self._late_rates.read(then.tokens.take(served.others), then.shared.take(served.others))
             longer = max(largest(read.take(served.others) - before), 0)
         several = (planned & (batch.rows > 1)).nonzero()[0]
         if len(several):
-            before, _ = self._read(then.tokens.take(several), then.shared.take(several))
+            before, _ = self._late_rates.read(then.tokens.take(several), then.shared.take(several))
             longer = max(longer, largest(read.take(several) - before))
         alone = ((batch.row >= 0) & ~planned).nonzero()[0]
         if not len(alone):
