@@ -9,6 +9,8 @@ that branch off one another.
 
 - plan: `BatchKernel.update` after one request ended and another one came; numpy: the same without the C code. Both
   lengths and both ways take turns, because a host's speed changes within a minute.
+- tables, of groups: the same, with sharing found anew: `treegen.shared_prefixes`, `LiveBatch.found` and
+  `BatchKernel.update`. The block table is on the host, in int32 with random page ids.
 - choose: a policy for a batch whose bucket is new to the kernel.
 - seat: of a request that is added, forked or finished: the call of LiveBatch, and `BatchKernel.seat`. prepare: of one
   that ended and one that came in its place. Both also without the C code.
@@ -35,8 +37,9 @@ import numpy as np
 import torch
 
 import treegen
+from replaced_requests import PAGE_SIZE, Batch, HostTable
 from replan import flashinfer_wrapper
-from treegen import LiveBatch, PageTable, Shape
+from treegen import PageTable, Shape
 from treegen.backends.batch_form import BatchForm
 from treegen.compiled import c_library
 from treegen.compiled.batch_tree import BatchTree
@@ -46,7 +49,6 @@ from treegen.runtime.batch_kernel import BatchKernel
 from treegen.search.batch_choices import BatchChoices
 from treegen.target.targets import target_from
 
-PAGE_SIZE, GROUP = 16, 8
 SIZES, LENGTHS, TURNS = (64, 256, 1024, 4096), (1_000, 100_000), 5
 ON_GPU = torch.cuda.is_available()
 
@@ -83,40 +85,6 @@ def kernel_of(shape: Shape, requests: int, tokens: int) -> BatchKernel:
     return kernel
 
 
-class Batch:
-    """A LiveBatch in which requests are replaced by others like them. kind: groups, unshared or branches."""
-
-    def __init__(self, kind: str, requests: int, tokens: int) -> None:
-        self.live, self.kind, self._tokens = LiveBatch(PAGE_SIZE, max_seats=requests), kind, tokens
-        self._random = np.random.default_rng(0)
-        for _ in range(requests):
-            self.arrive()
-
-    def arrive(self) -> int:
-        """Adds a request, and returns its seat."""
-        live, most, random = self.live, self._tokens, self._random
-        half = most // 2 // PAGE_SIZE * PAGE_SIZE
-        if self.kind == "unshared":
-            return live.add(int(random.integers(most // 4, most)))
-        tokens, owner = half + int(random.integers(1, half)), None
-        if self.kind == "groups" and len(live) % GROUP:
-            owner, shared = int(live.seats[-1]), half
-        elif self.kind == "branches" and len(live) and random.random() < 0.7:
-            owner = int(random.choice(live.seats))
-            shared = int(random.integers(live.tokens[owner] + 1)) // PAGE_SIZE * PAGE_SIZE
-            tokens = min(shared + int(random.integers(1, most // 4)), most)
-        return live.add(tokens, owner, 0 if owner is None else shared)
-
-    def replace(self) -> None:
-        """Ends one request, and adds another one that shares with the same one."""
-        live = self.live
-        sharing = (live.shared_with >= 0).nonzero()[0]
-        seat = int(self._random.choice(sharing if len(sharing) else live.seats))
-        tokens, owner, shared = (int(column[seat]) for column in (live.tokens, live.shared_with, live.shared_tokens))
-        live.finish(seat)
-        live.add(tokens, owner if owner >= 0 else None, shared)
-
-
 def median_us(call: Callable[[], object], before: Callable[[], object] = lambda: None, repeats: int = 60) -> float:
     """Returns the median time of a call. `before` is called before each, untimed, and then the GPU is waited for."""
     times = []
@@ -137,16 +105,23 @@ def without_c() -> Iterator[None]:
         yield
 
 
-def plans_us(served: Sequence[tuple[BatchKernel, Batch]]) -> list[tuple[float, float, float]]:
-    """Returns for each batch the times of a plan, of one in NumPy, and of a choice for a bucket that is new."""
-    turns: list[list[tuple[float, float, float]]] = [[] for _ in served]
+Served = tuple[BatchKernel, Batch, HostTable | None]
+"""A kernel, its batch, and the batch's page table where it is on the host, too."""
+
+
+def plans_us(served: Sequence[Served]) -> list[tuple[float, float, float, float]]:
+    """Returns for each batch the times of a plan, of one in NumPy, of one for the sharing in a table on the host (0
+    where there is no table), and of a choice for a bucket that is new.
+    """
+    turns: list[list[tuple[float, float, float, float]]] = [[] for _ in served]
     for _ in range(TURNS):
-        for times, (kernel, batch) in zip(turns, served, strict=True):
-            update = partial(kernel.update, batch.live)
-            in_c = median_us(update, batch.replace, 20)
+        for times, (kernel, batch, table) in zip(turns, served, strict=True):
+            update, replace = partial(kernel.update, batch.live), batch.replace if table is None else table.replace
+            in_c = median_us(update, replace, 20)
             with without_c():
-                in_numpy = median_us(update, batch.replace, 20)
-            times.append((in_c, in_numpy, choice_us(kernel, batch)))
+                in_numpy = median_us(update, replace, 20)
+            of_table = 0.0 if table is None else median_us(partial(table.update, kernel), replace, 20)
+            times.append((in_c, in_numpy, of_table, choice_us(kernel, batch)))
     return [tuple(map(statistics.median, zip(*times, strict=True))) for times in turns]
 
 
@@ -222,24 +197,35 @@ def flashinfer_us(shape: Shape, batch: Batch) -> str:
     return f"{median_us(plan, repeats=20):.0f}"
 
 
+def served_of(shape: Shape, kind: str, requests: int, tokens: int) -> Served:
+    """Makes a batch, the kernel for it, and for groups its page table on the host."""
+    batch = Batch(kind, requests, tokens)
+    return kernel_of(shape, requests, tokens), batch, HostTable(batch, tokens) if kind == "groups" else None
+
+
 def tables(shape: Shape, steps: int) -> Iterator[str]:
     """Yields the lines of all tables."""
-    heads = "plan 1k", "100k", "numpy 1k", "100k", "flashinfer 1k", "100k", "choose 1k", "100k"
+    names = "plan", "numpy", "flashinfer", "tables", "choose"
+    heads = [head for name in names for head in (f"{name} 1k", "100k")]
     summary = [f"{'groups of 8':>12}" + "".join(f"{head:>13}" for head in heads)]
     for requests in SIZES:
         cells: list[str] = []
         for kind in ("groups", "unshared", "branches"):
             found = []
-            served = [(kernel_of(shape, requests, tokens), Batch(kind, requests, tokens)) for tokens in LENGTHS]
+            served = [served_of(shape, kind, requests, tokens) for tokens in LENGTHS]
             times = plans_us(served)
-            for tokens, (kernel, batch), (plan, numpy, choose) in zip(LENGTHS, served, times, strict=True):
+            for tokens, (kernel, batch, table), (plan, numpy, of_table, choose) in zip(
+                LENGTHS, served, times, strict=True
+            ):
                 beside = flashinfer_us(shape, batch) if kind == "groups" else ""
-                found.append((f"{plan:.0f}", f"{numpy:.0f}", beside, f"{choose:.0f}"))
+                found.append((f"{plan:.0f}", f"{numpy:.0f}", beside, f"{of_table:.0f}", f"{choose:.0f}"))
                 how = "" if kernel.choice is None else f", by {kernel.choice.strategy}"
+                from_table = "" if table is None else f"tables {of_table:5.0f}, "
                 yield (
                     f"{requests:5} requests of {tokens:6}, {kind:8}: plan {plan:5.0f}, "
-                    f"numpy {numpy:5.0f}, choose {choose:5.0f}{how}"
+                    f"numpy {numpy:5.0f}, {from_table}choose {choose:5.0f}{how}"
                 )
+            del served, table  # tables may be large
             cells = cells or [cell for column in zip(*found, strict=True) for cell in column]
         summary.append(f"{requests:12}" + "".join(f"{cell:>13}" for cell in cells))
     summary.append(f"seat among 256: {seat_line(shape)}")

@@ -33,6 +33,7 @@ if _TYPE_CHECKING:
     from treegen.api.wrapper import TreeAttentionWrapper
     from treegen.backends.merge_state import merge_state, merge_states
     from treegen.backends.page_table import PageTable
+    from treegen.compiled.found_prefixes import shared_prefixes
     from treegen.runtime.batch_kernel import BatchKernel
     from treegen.runtime.kernel import Kernel
     from treegen.scoring.masked_tree import masked_tree
@@ -83,6 +84,7 @@ __all__ = [
     "merge_state",
     "merge_states",
     "register_strategy",
+    "shared_prefixes",
     "strategies",
     "token_tree_parents",
 ]
@@ -97,6 +99,7 @@ _LAZY = {
     "masked_tree": "treegen.scoring.masked_tree",
     "merge_state": "treegen.backends.merge_state",
     "merge_states": "treegen.backends.merge_state",
+    "shared_prefixes": "treegen.compiled.found_prefixes",
     "TreeAttentionWrapper": "treegen.api.wrapper",
 }
 _PARTS = ("distributed", "engine", "integrations")

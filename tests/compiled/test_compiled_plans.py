@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.compilers import needs_compiler
 from support.differences import check
 from support.forests import examples
 from support.random_batches import random_batch, with_rows
@@ -38,7 +39,6 @@ from treegen.target.targets import target_from
 from treegen.target.tile_config import rows_per_tile
 
 TARGET = target_from("h200")
-needs_compiler = pytest.mark.skipif(c_library.c_compiler() is None, reason="there is no C compiler")
 
 
 def random_strategy(source: random.Random) -> Strategy:

@@ -13,6 +13,7 @@
     table_words.c       tables ──▶ words for the device   treegen.ir.request_tables
     planned_seats.c     whom a plan serves                treegen.runtime.planned_requests
     late_requests.c     what a late plan costs            treegen.runtime.lateness
+    shared_prefixes.c   page table ──▶ shared prefixes    treegen.ir.tree.shared_prefixes
 
 A serving engine plans beside a GPU that takes less than a millisecond for a step. NumPy takes 1 to 5 us for each of the
 hundreds of operations of a plan, however few requests there are. Both ways have the same results, which tests compare.
@@ -51,6 +52,7 @@ _SOURCES = (
     "table_words.c",
     "planned_seats.c",
     "late_requests.c",
+    "shared_prefixes.c",
 )
 _OPTIONS = ("-O2", "-fPIC", "-shared", "-ffp-contract=off")
 _LONGEST_S = 60  # seconds that compiling may take
@@ -73,6 +75,7 @@ _ARGUMENTS = {
     "policy_items": (_POINTER, _INT, _INT),
     "policy_time": (_POINTER, _POINTER, _INT, _INT, _POINTER),
     "best_policy": (_POINTER, _POINTER, _INT, _POINTER),
+    "shared_prefixes": (*(_POINTER,) * 3, *(_INT,) * 3, _POINTER, _POINTER),
 }
 
 
