@@ -20,10 +20,11 @@ def shared_prefixes(
 
     Only whole pages are shared: the first `seq_len // page_size` of each request.
 
-    Where two requests have the same page id at the same place, all pages before it have to be the same, too, as radix
-    caches and prefix caches allocate them. So only some page ids of each request are read, and the time does not grow
-    with the context. Where this does not hold, the result may name too many shared tokens. Kernels for running batches
-    compare the page table before they rely on it, so their results stay right, and only speed is lost.
+    Where two requests have the same page id at the same place, all pages before it have to be the same, too. Radix
+    caches guarantee that, and caches of blocks by their hashes nearly always give it. So only some page ids of each
+    request are read, and the time hardly grows with the context. Where this does not hold, the result may name too many
+    shared tokens. Kernels for running batches compare the page table before they rely on it, so their results stay
+    right, and only speed is lost.
 
     Args:
         block_table: `[rows, blocks]` page ids on the host, a row for each request at least; entries after a request's
