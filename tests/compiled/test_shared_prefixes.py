@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import timeit
 import tracemalloc
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,6 +34,7 @@ GARBAGE = (-1, -(2**31), 2**31 - 1, 0, 1, 7)
 def found(way: str, *arguments: Any) -> list[list[int]]:
     """What each request shares with whom, and how much, found in this way."""
     with pytest.MonkeyPatch.context() as patch:
+        assert way == "Python" or c_library.library() is not None
         if way == "Python":
             patch.setattr(c_library, "library", lambda: None)
         made = treegen.shared_prefixes(*arguments)
@@ -63,6 +66,9 @@ FORMS: dict[str, Callable[[Requests, list[int], int, random.Random], tuple[Any, 
     "int64": lambda made, lengths, size, source: (blocks(made, padding=2**40)[0], np.array(lengths), size),
     "tensors": lambda made, lengths, size, source: (torch.tensor(wide(made, source)), torch.tensor(lengths), size),
     "lists": lambda made, lengths, size, source: (blocks(made, padding=-1)[0].tolist(), lengths, np.int64(size)),
+    "unsigned": lambda made, lengths, size, source: (
+        blocks(made, padding=9)[0].astype(np.uint32), lengths, np.uint64(size),
+    ),
     "flat": lambda made, lengths, size, source: (
         np.array([3, 5, *csr(made, size)[1], 9], np.int32), lengths, size, np.array(csr(made, size)[0]) + 2,
     ),
@@ -193,6 +199,19 @@ def test_tables_are_read_in_place(way: str, flat: bool) -> None:
     finally:
         tracemalloc.stop()
     assert shared == ([[-1] * 2, [0] * 2] if flat else [[-1, *[0] * 63], [0, *[2**19] * 63]])
+
+
+@needs_compiler
+def test_pages_at_equal_distances_take_no_longer() -> None:
+    """As where each request got the same number of pages: they must not crowd in the hash table."""
+
+    def least_us(distance: int) -> float:
+        table = np.arange(4096, dtype=np.int32)[:, None] * distance + np.arange(4, dtype=np.int32)
+        call = partial(treegen.shared_prefixes, table, np.full(4096, 4, np.int32), 1)
+        return min(timeit.repeat(call, number=1, repeat=7)) * 1e6
+
+    usual = least_us(6000)
+    assert max(map(least_us, (7037, 227, 1053))) < 20 * usual  # 7037 took 110 times as long
 
 
 def test_a_claim_that_is_wrong_costs_only_speed() -> None:

@@ -36,13 +36,14 @@ def shared_prefixes(
 
     Returns:
         shared_with and shared_tokens, int32 arrays `[requests]`, as `Tree.from_requests` and `LiveBatch.found` take
-        them: each request's longest prefix in common with an earlier request, and the first such request; -1 and 0 for
-        none.
+        them. shared_with: the first of the earlier requests with the longest common prefix, as an index into seq_lens,
+        -1 for none. shared_tokens: the tokens of this prefix, 0 for none.
 
     Raises:
-        TreeError: The arrays are no page table, or are not on the host. Page ids are not checked.
+        TreeError: The arrays are no page table, or are not on the host. Page ids are not checked; of wider integers the
+            lower 32 bits count.
     """
-    given = host_pages(block_table, seq_lens, page_size, kv_indptr)
+    given, page_size = host_pages(block_table, seq_lens, page_size, kv_indptr), int(page_size)
     library, requests = c_library.library(), len(given.length)
     found = np.empty((2, requests), np.int32)
     if library is None:
@@ -52,5 +53,5 @@ def shared_prefixes(
         slots = 1 << (_SLOTS * requests - 1).bit_length()
         memory = np.empty(slots + _WORDS * requests, np.int32)
         table, begin, length, words, to = (c_library.address_of(each) for each in (*given, memory, found))
-        library.shared_prefixes(table, begin, length, requests, int(page_size), slots, words, to)
+        library.shared_prefixes(table, begin, length, requests, page_size, slots, words, to)
     return found[0], found[1]

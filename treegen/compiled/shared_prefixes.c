@@ -32,6 +32,7 @@ typedef struct {
 /* Returns the slot of the node with this parent and page, or the free slot where it belongs. */
 static int32_t *slot_of(const Trie *trie, int32_t parent, int32_t page) {
     uint64_t key = ((uint64_t)(uint32_t)parent << 32 | (uint32_t)page) * UINT64_C(0x9E3779B97F4A7C15);
+    key = (key ^ key >> 32) * UINT64_C(0xD6E8FEB86659FD93); /* otherwise pages at equal distances crowd together */
     for (int64_t slot = (int64_t)(key >> 32) & trie->mask;; slot = (slot + 1) & trie->mask) {
         int32_t node = trie->slots[slot];
         if (node == NOBODY || (trie->node[node].parent == parent && trie->node[node].page == page))
