@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.compilers import needs_compiler
 from support.forests import examples
 from support.random_batches import change, random_batch
 from treegen import LiveBatch, Shape
-from treegen.compiled import c_library
 from treegen.compiled.batch_tables import LoweredPlan
 from treegen.cost.token_rates import TokenRates
 from treegen.ir.positions import windowed_requests
@@ -58,11 +58,10 @@ def change_lengths(source: random.Random, batch: LiveBatch) -> None:
         batch.set_tokens(seat, source.choice([longer, source.randint(own, longer)]))
 
 
+@needs_compiler
 @given(st.integers(0, 2**32))
 @examples(300)
 def test_the_plan_serves_the_same_requests(seed: int) -> None:
-    if c_library.c_compiler() is None:
-        pytest.skip("there is no C compiler")
     source = random.Random(seed)
     batch = random_batch(source)
     if not len(batch):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import treegen.compiled.c_library as c_library
+from support.compilers import needs_compiler
 from support.h200 import H200
 from support.random_batches import random_batch, with_rows
 from support.weighed_problems import problems
@@ -27,7 +28,6 @@ SHAPES = (
     *(Shape(heads, kv, 128, dtype="bf16", page_size=16) for heads, kv in ((32, 8), (8, 1), (5, 1), (32, 32))),
     *(Shape(64, 8, 64, page_size=1), MLA),
 )
-needs_c = pytest.mark.skipif(c_library.library() is None, reason="there is no C compiler")
 
 
 def both(tree: BatchTree, shape: Shape, target: Target = H200) -> tuple[CompiledWeights, Weights]:
@@ -80,14 +80,14 @@ def trees(number: int) -> Iterator[BatchTree]:
         yield BatchTree.of_tree(problem.tree)
 
 
-@needs_c
+@needs_compiler
 def test_random_trees() -> None:
     source = random.Random(7)
     for tree in trees(40):
         check(tree, source.choice(SHAPES), target_from(source.choice(["a100", "h200", "b200"])))
 
 
-@needs_c
+@needs_compiler
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: f"{shape.num_qo_heads}:{shape.num_kv_heads}")
 def test_large_batches(shape: Shape) -> None:
     """Whose cohorts are many, and so counted in bins."""
@@ -102,7 +102,7 @@ def test_large_batches(shape: Shape) -> None:
         check(BatchTree.of_batch(batch), shape)
 
 
-@needs_c
+@needs_compiler
 def test_long_requests() -> None:
     """Nearly 2^31 tokens in all."""
     batch = LiveBatch(16)
@@ -111,28 +111,28 @@ def test_long_requests() -> None:
     check(BatchTree.of_batch(batch), SHAPES[1])
 
 
-@needs_c
+@needs_compiler
 def test_c_has_the_structures_of_python() -> None:
     library = c_library.library()
     assert library is not None
     assert library.size_of_weighed() == ctypes.sizeof(Weighed)
 
 
-@needs_c
+@needs_compiler
 def test_nested_sharing() -> None:
     """Paths are cut at two thresholds. The second tree has too few rows for the higher one."""
     parents, tokens = [-1, 0, 0, *[1] * 20, *[2] * 7, -1, *[30] * 3], [2000, 900, 700, *[60] * 27, 500, *[90] * 3]
     check(BatchTree.of_tree(Tree.from_parents(parents, tokens)), SHAPES[1])
 
 
-@needs_c
+@needs_compiler
 def test_rows_that_see_nothing() -> None:
     """The launch of merges writes them."""
     rows = [(0, 5000), *[(1, 0)] * 20, (1, 3000)]
     check(BatchTree.of_tree(Tree.from_parents([-1, -1], [5000, 3000], rows=rows)), SHAPES[0])
 
 
-@needs_c
+@needs_compiler
 def test_nodes_with_several_runs_are_left_to_numpy() -> None:
     tree = Tree.from_parents([-1, 0, 0], [64, 32, 32]).with_kv([range(0, 128, 2), range(200, 232), range(300, 332)])
     made, config = BatchTree.of_tree(tree), batch_config(SHAPES[0], H200)
@@ -140,7 +140,7 @@ def test_nodes_with_several_runs_are_left_to_numpy() -> None:
     assert BatchChoices(SHAPES[0], H200, config, 99).choose(made).strategy.name in ("query", "cohort")
 
 
-@needs_c
+@needs_compiler
 @pytest.mark.parametrize("most_items", [10_000, 40])
 def test_choices_are_the_same_without_c(most_items: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def chosen() -> list[object]:

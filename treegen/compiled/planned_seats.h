@@ -21,10 +21,9 @@ typedef struct {
     int32_t *state;
     int64_t page_size, most_looked_at, window_left; /* window_left: -1 for all tokens */
     double token_us, lone_token_us, alone_us;
-    /* of a layer without requests that are alone, and the part of a request's tokens that a lone item reads at least */
-    int64_t lone_items;
+    int64_t lone_items; /* items of AloneTime in treegen.runtime.lateness; its parts are 1 / least_part */
     double layer_us, least_part;
-    double most_late_us; /* at the last call of serve_requests, see there */
+    double most_late_us; /* see serve_requests */
 } Planned;
 
 typedef struct {

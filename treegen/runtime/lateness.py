@@ -127,7 +127,8 @@ class LateRequests(PlannedRequests):
 
     def __init__(self, made: RequestSchedule, then: LiveBatch, rates: TokenRates, alone: AloneTime) -> None:
         super().__init__(made, then.tokens, rates)
-        self._late_rates, self._alone, self._then = rates, alone, PlannedTokens.of(then)
+        self._late_rates = rates  # `_rates` may be None
+        self._alone, self._then = alone, PlannedTokens.of(then)
 
     def most_late_us(self, batch: LiveBatch, served: Served) -> float:
         """Returns an upper bound of what a late plan adds to a layer, for requests with one query row each.
